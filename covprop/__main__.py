@@ -1,0 +1,6 @@
+"""`python -m covprop`, also what torchrun starts."""
+
+from covprop.cli import main
+
+if __name__ == "__main__":
+    main()

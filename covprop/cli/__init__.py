@@ -1,0 +1,33 @@
+"""The command line: one verb a file, gathered here.
+
+A user's mistake (`CovpropError`) becomes one sentence on stderr and exit code 2; any other
+failure exits with 1; Ctrl-C with 130.
+"""
+
+import sys
+
+import typer
+
+from covprop.errors import CovpropError
+
+app = typer.Typer(
+    name="covprop",
+    help="Train, certify and report classifiers whose predictions hold within a radius.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps typer in sub-command mode however many verbs are registered."""
+
+
+def main() -> None:
+    """Run the command line; the `covprop` script and `python -m covprop` both start here."""
+    try:
+        app()
+    except CovpropError as error:
+        print(f"covprop: {error}", file=sys.stderr)
+        sys.exit(2)
