@@ -1,8 +1,8 @@
-"""The errors a user can cause. Each message is one clear sentence that names the thing and the remedy."""
+"""The errors a user can cause: each message is one sentence naming the thing and the remedy."""
 
 
 class CovpropError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it and exits with 2."""
+    """Base of every error that is the user's to mend; the command line exits with 2 on it."""
 
 
 class UnsupportedModel(CovpropError):
