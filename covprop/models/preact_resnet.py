@@ -167,7 +167,7 @@ class PreActResNet(nn.Module):
         """
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
         if norm != "none":

@@ -1,0 +1,128 @@
+"""The registry: names, options, own files, and what a mistake says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import covprop.models as models
+from covprop.errors import InvalidInput
+from covprop.models import MODELS, build
+
+CIFAR = {"num_classes": 10, "image_shape": (3, 32, 32)}
+
+OWN = """
+from neighbour import HIDDEN
+from torch import nn
+
+def build(num_classes, image_shape, hidden=HIDDEN):
+    pixels = image_shape[0] * image_shape[1] * image_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Linear(hidden, num_classes))
+
+def fixed():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+
+def needs(num_classes, depth):
+    return nn.Identity()
+
+def everything(**facts):
+    net = nn.Identity()
+    net.facts = facts
+    return net
+
+def wrong(num_classes):
+    return num_classes
+
+value = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "neighbour.py").write_text("HIDDEN = 7\n")
+    (tmp_path / "my_net.py").write_text(OWN)
+    return str(tmp_path / "my_net.py")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_colour_and_grey_and_traces(name: str) -> None:
+    options = {"width": 4} if name != "cnn9" else {}
+    for shape in [(3, 32, 32), (1, 28, 28)]:
+        net = build(name, num_classes=7, image_shape=shape, **options).eval()
+        x = torch.rand(2, *shape)
+        assert net(x).shape == (2, 7)
+        torch.testing.assert_close(torch.fx.symbolic_trace(net)(x), net(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_model_has_a_max_pool_by_default(name: str) -> None:
+    options = {"width": 4} if name != "cnn9" else {}
+    net = build(name, num_classes=7, image_shape=(3, 224, 224), **options)
+    assert not any(isinstance(layer, nn.MaxPool2d) for layer in net.modules())
+
+
+def test_normalisation_comes_first_and_travels_with_the_weights() -> None:
+    net = build("lenet", **CIFAR, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5), width=2)
+    assert [type(layer) for layer in net.children()] == [models.Normalize, models.LeNet]
+    assert list(net.state_dict())[:3] == ["0.mean", "0.std", "1.conv1.weight"]
+    x = torch.rand(2, 3, 32, 32)
+    by_hand = torch.stack(
+        [(x[:, c] - (0.4, 0.5, 0.6)[c]) / (0.2, 0.25, 0.5)[c] for c in range(3)], dim=1
+    )
+    torch.testing.assert_close(net(x), net[1](by_hand))
+
+
+def test_own_file_gets_facts_options_and_its_neighbours(own: str) -> None:
+    net = build(f"{own}:build", num_classes=4, image_shape=(1, 8, 8))
+    assert net(torch.rand(2, 1, 8, 8)).shape == (2, 4)
+    assert net[1].out_features == 7
+    net = build(f"{own}:build", num_classes=4, image_shape=(1, 8, 8), hidden=5, mean=[0], std=[1])
+    assert net[1][1].out_features == 5
+    assert build(f"{own}:fixed", num_classes=10, image_shape=(3, 8, 8))[1].in_features == 192
+    net = build(f"{own}:everything", **CIFAR, depth=2)
+    assert net.facts == {**CIFAR, "depth": 2}
+
+
+def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import torch\n\nx = unknown_name\n")
+    (tmp_path / "syntax.py").write_text("x = 1\nx = = 2\n")
+    cases = {
+        str(tmp_path / "none.py:build"): "there is no file",
+        f"{own}:nothing": 'defines no function "nothing"',
+        f"{own}:value": 'defines no function "value"',
+        f"{own}:wrong": "returned a int, but must return an nn.Module",
+        f"{own}:needs": 'needs a value for its option "depth"',
+        str(tmp_path / "broken.py:build"): "failed at line 3 with NameError",
+        str(tmp_path / "syntax.py:build"): "failed at line 2 with SyntaxError",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InvalidInput, match=message):
+            build(name, **CIFAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lenett", {}, 'no model "lenett" .did you mean "lenet"'),
+        ("lenet", {"widht": 3}, 'no option "widht" .did you mean "width"'),
+        ("lenet", {"width": "3"}, "width of type int, such as 32, not '3'"),
+        ("lenet", {"width": 0}, "width of at least 1"),
+        ("lenet", {"image_shape": (3, 7, 32)}, "at least 8×8 pixels, not 7×32"),
+        ("lenet", {"image_shape": (3, 32)}, "image_shape must be"),
+        ("lenet", {"num_classes": 1}, "at least two classes"),
+        ("lenet", {"mean": (0.1,), "std": (0.1,)}, "1 channel means for images of 3"),
+        ("lenet", {"mean": (0.1,) * 3}, "only one of mean and std"),
+        ("lenet", {"mean": (0.1,) * 3, "std": (1.0, 0.0, 1.0)}, "standard deviations above 0"),
+        ("preact_resnet18", {"norm": "layer"}, 'norm="batch", "none" or "act"'),
+        ("preact_resnet18", {"stem": "big"}, 'stem="auto", "cifar" or "imagenet"'),
+        ("preact_resnet18", {"width": -1}, "width of at least 1"),
+        ("preact_resnet18", {"depth": 34}, 'no option "depth"'),
+        ("cnn9", {"pool": "median"}, 'pool="average" or "max"'),
+        ("cnn9", {"dropout": 1.0}, "dropout in .0, 1"),
+        ("cnn9", {"image_shape": (3, 27, 32)}, "at least 28×28"),
+    ],
+)
+def test_mistakes_name_the_thing_and_the_remedy(name: str, options: dict, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        build(name, **{**CIFAR, **options})
