@@ -1,0 +1,147 @@
+"""Files of a run that survive whatever happens: written beside, synced, then moved into place."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from covprop.errors import CovpropError, InvalidInput
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it exactly as it was.
+
+    A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
+    before the name points to them.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> CovpropError:
+    """The sentence for a file that the disk, or its owner, does not let us write."""
+    remedy = (
+        "free some space" if error.errno in FULL else "choose a folder you can write to with --out"
+    )
+    return CovpropError(
+        f"Cannot write {path} ({error.strerror}); {remedy} and run the same command again: "
+        "the last checkpoint, if there was one, is intact."
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Trainer state: tensors and plain values, so that it can be read with weights_only."""
+    # Through memory: torch's own file writer turns a full disk into an error without a reason.
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """What `save_state` wrote; runs no code from the file."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(
+            f"Checkpoint {path} cannot be read ({reason}); put an intact copy there, or start "
+            "over with --restart."
+        ) from error
+    if not isinstance(state, dict) or "model" not in state:
+        raise InvalidInput(
+            f"Checkpoint {path} is not one of this program; start over with --restart."
+        )
+    return state
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    """The model's state_dict as safetensors, under the model's own keys."""
+    # Clones, since safetensors refuses tensors that share memory (tied weights).
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    write(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load `path` into `model`; weights of another model are one sentence."""
+    if not path.is_file():
+        raise InvalidInput(
+            f"There are no weights at {path}; has this run finished its first epoch?"
+        )
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"Weights {path} cannot be read ({error}).") from error
+    load_tensors(path, model, tensors)
+
+
+def load_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """`model.load_state_dict` that says what is wrong in one sentence naming `path`."""
+    own = model.state_dict()
+    missing = [k for k in own if k not in tensors]
+    extra = [k for k in tensors if k not in own]
+    other = [k for k in own if k in tensors and own[k].shape != tensors[k].shape]
+    if missing or extra or other:
+        what = (
+            f"it lacks {missing[0]}"
+            if missing
+            else f"it also holds {extra[0]}"
+            if extra
+            else f"{other[0]} is {list(tensors[other[0]].shape)}, not {list(own[other[0]].shape)}"
+        )
+        raise InvalidInput(
+            f"{path} belongs to another model than the run's config.toml names: {what}; "
+            "restore the file or the config that go together."
+        )
+    model.load_state_dict(dict(tensors))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` for one process: two trainers in one folder would overwrite each other."""
+    import fcntl
+
+    path = folder / ".lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise InvalidInput(
+                f"Another process is training into {folder}; wait for it, or choose another --out."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield

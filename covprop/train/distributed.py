@@ -1,0 +1,93 @@
+"""One process or many: the same code under `python -m covprop` and under `torchrun`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from covprop.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands among those of the run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and talks."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, everywhere; the tensor itself is left alone."""
+        if self.size == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The processes' equally long tensors, one after the other in the order of the ranks."""
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def world(device: str = "auto") -> Iterator[World]:
+    """Join the processes that torchrun started, or be alone.
+
+    Args:
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+        dist.init_process_group("nccl", device_id=chosen)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int | None) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput(
+            f'There is no device "{name}"; use "auto", "cpu", "cuda" or "cuda:0".'
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use "cpu".')
+    if device.type == "cuda" and local_rank is not None:
+        device = torch.device("cuda", local_rank)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"Device {device} does not exist; this machine has {torch.cuda.device_count()} GPUs."
+        )
+    return device

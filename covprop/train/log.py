@@ -1,0 +1,134 @@
+"""What a run says: a progress bar or plain lines, metrics.jsonl, TensorBoard on request."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from covprop.errors import CovpropError
+from covprop.train import checkpoint
+
+Row = dict[str, int | float | None]
+
+
+def sentence(row: Row) -> str:
+    """One epoch in words; the radius is called an estimate, since it is one.
+
+    Example:
+        >>> sentence({"epoch": 2, "loss": 0.5, "train_accuracy": 0.9, "estimated_radius": None})
+        'epoch 2: loss 0.5000, train accuracy 0.900'
+    """
+    parts = [f"loss {row['loss']:.4f}"]
+    for key, form in (
+        ("train_accuracy", "train accuracy {:.3f}"),
+        ("test_accuracy_noisy", "test accuracy {:.3f} under noise"),
+        ("test_accuracy_clean", "{:.3f} clean"),
+        ("estimated_radius", "estimated radius {:.3f}"),
+        ("lr", "lr {:.3g}"),
+        ("images_per_second", "{:.0f} images/s"),
+        ("seconds", "{:.1f} s"),
+    ):
+        if row.get(key) is not None:
+            parts.append(form.format(row[key]))
+    return f"epoch {row['epoch']}: {', '.join(parts)}"
+
+
+class Metrics:
+    """metrics.jsonl, one row an epoch, in step with the checkpoint."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """Drop the rows after the first `keep`: the epochs they tell of will be run again."""
+        self.path = path
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if len(lines) > keep or not path.exists():
+            checkpoint.write(path, b"".join(lines[:keep]))
+
+    def append(self, row: Row) -> None:
+        """Add a row; it is on the disk when this returns."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise checkpoint.unwritable(self.path, error) from error
+
+
+class Log:
+    """Progress for the one process that talks; the others get `Log(None, …)` and are silent."""
+
+    def __init__(self, console: Console | None, *, epochs: int, steps: int, done: int) -> None:
+        self.console = console
+        self.epochs = epochs
+        self.bar: Progress | None = None
+        self.task = TaskID(0)
+        if console is None or not console.is_terminal:
+            return
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[now]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.bar.add_task("train", total=epochs * steps, completed=done, now="")
+        self.bar.start()
+
+    def step(self, done: int, epoch: int, row: Row) -> None:
+        """Show the running means of the epoch; `done` steps of the whole run are behind us."""
+        if self.bar is None:
+            return
+        now = f"loss {row['loss']:.3f}  acc {row['train_accuracy']:.3f}"
+        if row["estimated_radius"] is not None:
+            now += f"  est. radius {row['estimated_radius']:.3f}"
+        now += f"  {row['images_per_second']:.0f} images/s"
+        self.bar.update(
+            self.task, completed=done, description=f"epoch {epoch + 1}/{self.epochs}", now=now
+        )
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.console is not None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class Board:
+    """The same numbers for TensorBoard, in RUN/tensorboard."""
+
+    def __init__(self, folder: Path, purge_after: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise CovpropError(
+                "train.tensorboard needs the package tensorboard; "
+                'install it with pip install "covprop[tensorboard]", or set it to false.'
+            ) from error
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_after + 1)
+
+    def add(self, row: Row) -> None:
+        for key, value in row.items():
+            if key != "epoch" and value is not None:
+                self.writer.add_scalar(key, value, row["epoch"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()

@@ -1,0 +1,266 @@
+"""Recipes: every experiment as a TOML file, fully checked before anything runs.
+
+Example:
+    >>> recipe = load("digits/gaussian-0.25", ["train.epochs=3", "model=lenet"])
+    >>> recipe.train.epochs, recipe.noise.sigma
+    (3, 0.25)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import covprop
+from covprop.errors import InvalidInput
+from covprop.names import nearest
+from covprop.train.options import (
+    DataOptions,
+    NoiseOptions,
+    TrainOptions,
+    accepted,
+    check_options,
+)
+
+SECTIONS = ("data", "model", "noise", "method", "weighting", "train")
+NAMED = ("data", "model", "method", "weighting")
+"""Sections that name a thing: a plain value for one of them sets its `name`."""
+
+GIVEN = ("self", "num_classes", "image_shape", "mean", "std", "sigma", "input_shape", "name")
+"""Parameters the trainer itself provides, so no recipe may."""
+
+Config = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe. `model`, `method` and `weighting` are `name` and that thing's options."""
+
+    data: DataOptions
+    model: dict[str, Any]
+    noise: NoiseOptions
+    method: dict[str, Any]
+    train: TrainOptions
+    weighting: dict[str, Any] | None = None
+
+    def as_dict(self) -> Config:
+        """Plain nested values; what cannot be said in TOML (None) is left out."""
+        config: Config = {}
+        for section in SECTIONS:
+            part = getattr(self, section)
+            if part is None:
+                continue
+            values = dict(part) if isinstance(part, dict) else dataclasses.asdict(part)
+            config[section] = {k: _plain(v) for k, v in values.items() if v is not None}
+        return config
+
+
+def shipped() -> dict[str, Path]:
+    """Name -> file of every recipe that comes with the package, sorted."""
+    package = Path(covprop.__file__).parent
+    folder = next((d for d in (package / "recipes", package.parent / "recipes") if d.is_dir()), None)
+    if folder is None:
+        return {}
+    files = sorted(folder.rglob("*.toml"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def find(recipe: str) -> Path:
+    """The file called `recipe`, or the shipped recipe of that name."""
+    file = Path(recipe).expanduser()
+    if file.is_file():
+        return file
+    names = shipped()
+    name = recipe.removesuffix(".toml")
+    if name in names:
+        return names[name]
+    raise InvalidInput(
+        f'There is no recipe file or shipped recipe "{recipe}"{nearest(name, names)}; '
+        "`covprop list recipes` shows the shipped ones."
+    )
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file or a shipped name, apply `key=value` overrides, check everything."""
+    file = find(recipe)
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"Recipe {file} is not valid TOML: {error}.") from error
+    except OSError as error:
+        raise InvalidInput(f"Recipe {file} cannot be read: {error.strerror}.") from error
+    for override in overrides:
+        _override(raw, override)
+    try:
+        return resolve(raw, beside=file.parent)
+    except InvalidInput as error:
+        raise InvalidInput(f"Recipe {file}: {error}") from error
+
+
+def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
+    """Check nested values against everything they name and fill in every default.
+
+    Relative files (own data, own model) are looked for in the working folder, then in `beside`,
+    and made absolute, so that a run folder can be used from anywhere.
+    """
+    for section, values in raw.items():
+        if section not in SECTIONS:
+            raise InvalidInput(
+                f"unknown section [{section}]{nearest(section, SECTIONS)}; "
+                f"a recipe has {', '.join(SECTIONS)}."
+            )
+        if not isinstance(values, Mapping):
+            raise InvalidInput(f"[{section}] must be a section, not {values!r}.")
+    parts = {section: dict(raw.get(section, {})) for section in SECTIONS}
+    train = TrainOptions(**check_options("train", parts["train"], accepted(TrainOptions)))
+    train.check()
+    return Recipe(
+        data=_data(parts["data"], beside),
+        model=_model(parts["model"], beside),
+        noise=NoiseOptions(**check_options("noise", parts["noise"], accepted(NoiseOptions))),
+        method=_method(parts["method"]),
+        train=train,
+        weighting=_weighting(parts["weighting"]),
+    )
+
+
+def _data(given: dict[str, Any], beside: Path) -> DataOptions:
+    from covprop.data import DATASETS
+
+    options = DataOptions(**check_options("data", given, accepted(DataOptions)))
+    if options.name in DATASETS:
+        return options
+    path = _absolute(options.name, beside)
+    if path is None:
+        raise InvalidInput(
+            f'there is no data set or file "{options.name}"{nearest(options.name, DATASETS)}; '
+            "`covprop list datasets` shows the registered ones, and an own set is an .npz file or "
+            "a folder of class folders."
+        )
+    return dataclasses.replace(options, name=str(path))
+
+
+def _model(given: dict[str, Any], beside: Path) -> dict[str, Any]:
+    from covprop.models import MODELS
+    from covprop.models.own import load_function
+
+    name = _name("model", given)
+    if ".py:" in name:
+        file, _, function = name.rpartition(":")
+        name = f"{_absolute(file, beside) or file}:{function}"
+        target = load_function(name)
+    elif name in MODELS:
+        target = MODELS[name]
+    else:
+        raise InvalidInput(
+            f'there is no model "{name}"{nearest(name, MODELS)}; choose one of '
+            f'{", ".join(MODELS)}, or give a function as "my_net.py:build".'
+        )
+    return {"name": name} | check_options("model", given, accepted(target, skip=GIVEN))
+
+
+def _method(given: dict[str, Any]) -> dict[str, Any]:
+    from covprop.methods import METHODS
+
+    name = _name("method", given)
+    if name not in METHODS:
+        raise InvalidInput(
+            f'there is no method "{name}"{nearest(name, METHODS)}; '
+            f"choose one of {', '.join(METHODS)}."
+        )
+    return {"name": name} | check_options("method", given, accepted(METHODS[name], skip=GIVEN))
+
+
+def _weighting(given: dict[str, Any]) -> dict[str, Any] | None:
+    if not given:
+        return None
+    from covprop.methods.weighting import RadiusWeights
+
+    name = _name("weighting", given)
+    if name == "none":
+        return None
+    if name != "radius":
+        raise InvalidInput(f'weighting.name must be "none" or "radius", not "{name}".')
+    skip = (*GIVEN, "count", "device")
+    return {"name": name} | check_options("weighting", given, accepted(RadiusWeights, skip=skip))
+
+
+def _name(section: str, given: dict[str, Any]) -> str:
+    """Take the `name` out of a section."""
+    name = given.pop("name", None)
+    if not isinstance(name, str) or not name:
+        raise InvalidInput(f"the recipe lacks {section}.name; add it, or --set {section}=NAME.")
+    return name
+
+
+def _absolute(name: str, beside: Path) -> Path | None:
+    tries = (Path(name).expanduser(), beside / name)
+    return next((path.resolve() for path in tries if path.exists()), None)
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, option = key.strip().partition(".")
+    if not equals or (dot and not option):
+        raise InvalidInput(f'--set takes key=value such as train.epochs=3, not "{override}".')
+    if section not in SECTIONS:
+        owner = next((s for s, kind in _DATACLASSES.items() if section in accepted(kind)), None)
+        meant = f' (did you mean "{owner}.{section}"?)' if owner else nearest(section, SECTIONS)
+        raise InvalidInput(
+            f'--set {key}: there is no section "{section}"{meant}; '
+            f"write section.key=value with one of {', '.join(SECTIONS)}."
+        )
+    if not dot and section not in NAMED:
+        raise InvalidInput(f"--set {section}: say which key, as {section}.KEY={text}.")
+    part = raw.setdefault(section, {})
+    value = _toml_value(text)
+    option = option or "name"
+    if option == "name" and section in ("model", "method") and part.get("name") != value:
+        part.clear()  # the options that stood there belonged to the thing that is replaced
+    part[option] = value
+
+
+_DATACLASSES = {"data": DataOptions, "noise": NoiseOptions, "train": TrainOptions}
+
+
+def _toml_value(text: str) -> Any:
+    """`text` as TOML, or as the plain string it is: adamw, my_net.py:build."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if set(parsed) == {"value"} else text
+
+
+def dumps(config: Mapping[str, Mapping[str, Any]]) -> str:
+    """Flat sections of plain values as TOML.
+
+    Example:
+        >>> print(dumps({"noise": {"sigma": 0.25}}))
+        [noise]
+        sigma = 0.25
+        <BLANKLINE>
+    """
+    sections = []
+    for section, values in config.items():
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        sections.append("\n".join([f"[{section}]", *lines]) + "\n")
+    return "\n".join(sections)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # JSON's string escapes are TOML's; numbers print the same in Python and TOML.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
