@@ -1,0 +1,73 @@
+"""Data sets: official files on disk in, validated images and exact batches out.
+
+>>> import covprop.data
+>>> train = covprop.data.load("digits", "train")
+>>> len(train), train.num_classes, train.image_shape
+(1437, 10, (1, 8, 8))
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+
+from covprop.data import cifar, digits, folders, mnist, npz, svhn
+from covprop.data.batches import Batch, batches, count_batches
+from covprop.data.folders import FolderImages
+from covprop.data.images import Images
+from covprop.data.locate import data_root
+from covprop.data.registry import DATASETS, Facts
+from covprop.errors import InvalidInput
+
+__all__ = [
+    "DATASETS",
+    "Batch",
+    "Facts",
+    "FolderImages",
+    "Images",
+    "batches",
+    "count_batches",
+    "data_root",
+    "load",
+]
+
+Reader = Callable[[Facts, str, Path], Images | FolderImages]
+_READERS: dict[str, Reader] = {
+    "mnist": mnist.read,
+    "fashion-mnist": mnist.read,
+    "cifar10": cifar.read,
+    "cifar100": cifar.read,
+    "svhn": svhn.read,
+    "imagenet": folders.read,
+    "places365": folders.read,
+}
+
+
+def load(name: str, split: str, root: Path | str | None = None) -> Images | FolderImages:
+    """Read one split ("train" or "test") of a data set and validate it.
+
+    `name` is a registered set, looked for in its official layouts below `root` (else
+    $COVPROP_DATA, else ./data), or the path of an own .npz file or class-folder tree.
+    """
+    if split not in ("train", "test"):
+        raise InvalidInput(f'split is {split!r}; choose "train" or "test".')
+    try:
+        return _load(name, split, data_root(root))
+    except OSError as error:
+        raise InvalidInput(f"{name} cannot be read: {error}.") from error
+
+
+def _load(name: str, split: str, root: Path) -> Images | FolderImages:
+    if name == "digits":
+        return digits.read(DATASETS[name], split)
+    if name in DATASETS:
+        return _READERS[name](DATASETS[name], split, root)
+    path = Path(name).expanduser()
+    if path.suffix == ".npz":
+        return npz.read(path, split)
+    if path.is_dir():
+        return folders.read_tree(path, split)
+    near = get_close_matches(name, DATASETS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(DATASETS)}."
+    raise InvalidInput(
+        f"{name!r} is neither a data set nor the path of an .npz file or class-folder tree; {hint}"
+    )

@@ -1,0 +1,204 @@
+"""Batches as a pure function of (seed, epoch, batch number).
+
+Nothing is remembered between batches, so a run that starts again at batch k gets exactly the
+batches it would have got, and every process of a distributed run can slice the same global batch.
+Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from covprop.data.decode import read_image
+from covprop.data.folders import FolderImages
+from covprop.data.images import Images
+from covprop.errors import InvalidInput
+
+Augment = Literal["none", "flip", "crop-flip"]
+PADDING = 4
+
+
+class Batch(NamedTuple):
+    """`index` int64 [b] (position in the data set), `x` float32 [b, c, h, w] in [0, 1], `y` [b]."""
+
+    index: Tensor  # type: ignore[assignment]
+    x: Tensor
+    y: Tensor
+
+
+def batches(
+    data: Images | FolderImages,
+    batch_size: int,
+    *,
+    epoch: int,
+    seed: int,
+    device: torch.device | str,
+    augment: str = "none",
+    start: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+) -> Iterator[Batch]:
+    """Iterate over one epoch from batch number `start`.
+
+    `batch_size` counts the global batch; process `rank` of `world` gets its contiguous slice of
+    it. `augment` is "none", "flip", or "crop-flip": for images in memory a random crop after
+    padding by 4 zero pixels and a flip, computed for the whole batch on the device; for class
+    folders the random resized crop of 224 pixels and a flip, computed in `workers` processes.
+
+    >>> import covprop.data as data
+    >>> digits = data.load("digits", "test")
+    >>> b = next(data.batches(digits, 32, epoch=0, seed=0, device="cpu"))
+    >>> tuple(b.x.shape)
+    (32, 1, 8, 8)
+    """
+    if augment not in get_args(Augment):
+        known = ", ".join(get_args(Augment))
+        raise InvalidInput(f"augment is {augment!r}; choose one of {known}.")
+    if batch_size < 1 or start < 0 or workers < 0 or not 0 <= rank < world:
+        raise InvalidInput(
+            f"batch_size {batch_size}, start {start}, workers {workers}, rank {rank} of {world}: "
+            "the batch size must be positive and 0 ≤ rank < world."
+        )
+    numbers = range(start, count_batches(data, batch_size, drop_last=drop_last))
+    order = torch.arange(len(data))
+    if shuffle:
+        order = torch.randperm(len(data), generator=_generator(seed, epoch))
+    slices = []
+    for number in numbers:
+        first, last = number * batch_size, min((number + 1) * batch_size, len(data))
+        size = last - first
+        slices.append(_Slice(number, first, size, size * rank // world, size * (rank + 1) // world))
+    device = torch.device(device)
+    if isinstance(data, Images):
+        return _resident(data, order, slices, (seed, epoch), device, augment)
+    return _decoded(data, order, slices, (seed, epoch), device, augment, workers)
+
+
+def count_batches(data: Images | FolderImages, batch_size: int, *, drop_last: bool = False) -> int:
+    """How many batches one epoch has."""
+    whole, rest = divmod(len(data), batch_size)
+    return whole + (rest > 0 and not drop_last)
+
+
+class _Slice(NamedTuple):
+    """This process's part of one global batch: positions first+low .. first+high of the order."""
+
+    number: int
+    first: int
+    size: int
+    low: int
+    high: int
+
+
+def _seed(*parts: int) -> int:
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _generator(*parts: int) -> torch.Generator:
+    return torch.Generator().manual_seed(_seed(*parts))
+
+
+def _resident(
+    data: Images,
+    order: Tensor,
+    slices: list[_Slice],
+    seeds: tuple[int, int],
+    device: torch.device,
+    augment: str,
+) -> Iterator[Batch]:
+    images, labels = data.resident(device)
+    order = order.to(device)
+    for part in slices:
+        index = order[part.first + part.low : part.first + part.high]
+        x = images.index_select(0, index)
+        if augment != "none":
+            # Drawn for the global batch, so that the number of processes changes nothing.
+            draws = _draw(part.size, _generator(*seeds, part.number))[:, part.low : part.high]
+            x = shift_flip(x, draws.to(device, non_blocking=True), crop=augment == "crop-flip")
+        yield Batch(index, x.float().div_(255), labels.index_select(0, index))
+
+
+def _draw(size: int, generator: torch.Generator) -> Tensor:
+    """Rows: vertical shift, horizontal shift (0..8), flip (0 or 1)."""
+    shifts = torch.randint(0, 2 * PADDING + 1, (2, size), generator=generator)
+    flips = torch.randint(0, 2, (1, size), generator=generator)
+    return torch.cat([shifts, flips])
+
+
+def shift_flip(x: Tensor, draws: Tensor, *, crop: bool) -> Tensor:
+    """Flip, and crop after zero padding, each image [c, h, w] of a batch by its own `draws`."""
+    b, c, h, w = x.shape
+    down, right, flip = draws.unsqueeze(-1)
+    rows = torch.arange(h, device=x.device).expand(b, h)
+    cols = torch.arange(w, device=x.device).expand(b, w)
+    cols = torch.where(flip.bool(), w - 1 - cols, cols)
+    if crop:
+        x = F.pad(x, [PADDING] * 4)
+        rows, cols = rows + down, cols + right
+    # One gather from the flattened images, cheaper than four-fold indexing.
+    height, width = x.shape[2:]
+    flat = (rows.unsqueeze(2) * width + cols.unsqueeze(1)).view(b, 1, h * w)
+    picked = x.reshape(b, c, height * width).gather(2, flat.expand(b, c, h * w))
+    return picked.view(b, c, h, w)
+
+
+class _Files(Dataset[tuple[int, Tensor] | str]):
+    """What a worker process needs to decode image i of an epoch."""
+
+    def __init__(self, data: FolderImages, seeds: tuple[int, int], augment: str) -> None:
+        self.data, self.seeds, self.augment = data, seeds, augment
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor] | str:
+        try:
+            rng = random.Random(_seed(*self.seeds, index))
+            return index, read_image(self.data.path(index), self.augment, rng)
+        except InvalidInput as error:
+            # Raised in a worker it would arrive wrapped in a traceback; sent, it stays a sentence.
+            return str(error)
+
+
+def _stack(items: list[tuple[int, Tensor] | str]) -> tuple[Tensor, Tensor] | str:
+    done = []
+    for item in items:
+        if isinstance(item, str):
+            return item
+        done.append(item)
+    if not done:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, 3, 224, 224, dtype=torch.uint8)
+    return torch.tensor([index for index, _ in done]), torch.stack([x for _, x in done])
+
+
+def _decoded(
+    data: FolderImages,
+    order: Tensor,
+    slices: list[_Slice],
+    seeds: tuple[int, int],
+    device: torch.device,
+    augment: str,
+    workers: int,
+) -> Iterator[Batch]:
+    loader = DataLoader(
+        _Files(data, seeds, augment),
+        batch_sampler=[order[s.first + s.low : s.first + s.high].tolist() for s in slices],
+        num_workers=workers,
+        collate_fn=_stack,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # its own, or it would draw from the global random state
+    )
+    for result in loader:
+        if isinstance(result, str):
+            raise InvalidInput(result)
+        index, x = result
+        y = data.labels[index].to(device)
+        x = x.to(device, non_blocking=True).float().div_(255)
+        yield Batch(index.to(device), x, y)

@@ -1,0 +1,70 @@
+"""From an image file to pixels: the two standard 224-pixel crops of the field, with Pillow.
+
+Train: a random part of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, resized to 224×224,
+and a flip. Test: the shorter side to 256, then the central 224×224.
+"""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from covprop.errors import InvalidInput
+
+SIDE, CROP = 256, 224
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+ATTEMPTS = 10
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+
+
+def read_image(path: Path, augment: str, rng: random.Random) -> Tensor:
+    """Decode one file to uint8 [3, 224, 224]; `rng` decides crop and flip."""
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise InvalidInput(
+            f"{path}: cannot be decoded as an image ({error}); replace or remove it."
+        ) from None
+    if augment == "crop-flip":
+        box = random_box(image.width, image.height, rng)
+        image = image.crop(box).resize((CROP, CROP), Image.Resampling.BILINEAR)
+    else:
+        image = centre_crop(image)
+    if augment != "none" and rng.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def centre_crop(image: Image.Image) -> Image.Image:
+    """Shorter side to 256 with bilinear filtering, then the central 224×224."""
+    width, height = image.size
+    short = min(width, height)
+    resized = image.resize(
+        (int(SIDE * width / short), int(SIDE * height / short)), Image.Resampling.BILINEAR
+    )
+    left = round((resized.width - CROP) / 2)
+    top = round((resized.height - CROP) / 2)
+    return resized.crop((left, top, left + CROP, top + CROP))
+
+
+def random_box(width: int, height: int, rng: random.Random) -> Box:
+    """A box of random area and aspect; after ten misfits the largest central one in ratio."""
+    for _ in range(ATTEMPTS):
+        area = width * height * rng.uniform(*AREA)
+        aspect = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
+            return left, top, left + w, top + h
+    aspect = min(max(width / height, RATIO[0]), RATIO[1])
+    w = min(width, round(height * aspect))
+    h = min(height, round(width / aspect))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

@@ -1,0 +1,173 @@
+"""Images in class folders: ImageNet, Places365 and own trees; decoded later, in workers.
+
+An own tree is either `train/CLASS/*` with `val/CLASS/*` (or `test/`), or plain `CLASS/*`, in which
+every fifth image of a class, by name, is a test image.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covprop.data.images import check_labels
+from covprop.data.locate import Found, locate
+from covprop.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts
+from covprop.errors import InvalidInput
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+TEST_EVERY = 5
+Item = tuple[str, int]  # path below the folder, label
+
+
+@dataclass(eq=False)
+class FolderImages:
+    """A data set that stays on disk: `paths` [n] (bytes, below `folder`) and `labels` [n].
+
+    `path(i)` is the file of image i. Paths are one numpy array, since a list of a million strings
+    would be copied into every worker process bit by bit as it is read.
+    """
+
+    name: str
+    folder: Path
+    paths: NDArray[np.bytes_]
+    labels: Tensor
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int] = (3, 224, 224)
+    mean: tuple[float, ...] | None = IMAGENET_MEAN
+    std: tuple[float, ...] | None = IMAGENET_STD
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def path(self, index: int) -> Path:
+        return self.folder / os.fsdecode(self.paths[index])
+
+
+def read(facts: Facts, split: str, root: Path | None) -> FolderImages:
+    """Read the file list of a registered set (ImageNet, Places365) and check it is complete."""
+    found = locate(facts, split, root)
+    if found.files[0].suffix == ".txt":
+        data = _read_lists(facts, found)
+    else:
+        (folder,) = found.files
+        data = _gather(facts.name, folder, _class_items(folder, class_names(folder)))
+    remedy = "for a subset give the folder's path as the data set's name"
+    if data.num_classes != facts.num_classes:
+        raise InvalidInput(
+            f"{data.folder}: {data.num_classes} class folders where {facts.name} has "
+            f"{facts.num_classes}; unpack it whole, or {remedy}."
+        )
+    if len(data) != facts.size(split):
+        raise InvalidInput(
+            f"{data.folder}: {len(data)} images where {facts.name} has {facts.size(split)}, so it "
+            f"was not unpacked whole; unpack it again, or {remedy}."
+        )
+    return data
+
+
+def read_tree(folder: Path, split: str) -> FolderImages:
+    """Read the file list of one split of an own class-folder tree."""
+    train = folder / "train"
+    if train.is_dir():
+        held_out = [folder / name for name in ("val", "test") if (folder / name).is_dir()]
+        if split == "test" and not held_out:
+            raise InvalidInput(f"{folder}: has train/ but neither val/ nor test/; add one.")
+        chosen = train if split == "train" else held_out[0]
+        # Labels follow the training classes, so that both splits number them alike.
+        classes = class_names(train)
+        stray = sorted(set(class_names(chosen)) - set(classes))
+        if stray:
+            raise InvalidInput(f"{chosen / stray[0]}: a class that {train} does not have.")
+        return _gather(folder.name, chosen, _class_items(chosen, classes))
+    classes = class_names(folder)
+    items = []
+    for label, name in enumerate(classes):
+        files = _image_files(folder / name, name)
+        held = {file for i, file in enumerate(files) if i % TEST_EVERY == 0}
+        items += [(file, label) for file in files if (file in held) == (split == "test")]
+    return _gather(folder.name, folder, (classes, items))
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The sub-folders, sorted: class k is the k-th of them."""
+    names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    if not names:
+        raise InvalidInput(
+            f"{folder}: holds no class folders; put each class's images into a folder of its own "
+            "(CLASS/*.jpg)."
+        )
+    return tuple(names)
+
+
+def _class_items(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Item]]:
+    items = [
+        (file, label)
+        for label, name in enumerate(classes)
+        if (folder / name).is_dir()
+        for file in _image_files(folder / name, name)
+    ]
+    return classes, items
+
+
+def _image_files(folder: Path, name: str) -> list[str]:
+    files = sorted(
+        f"{name}/{entry.name}"
+        for entry in os.scandir(folder)
+        if entry.name.lower().endswith(SUFFIXES)
+    )
+    if not files:
+        raise InvalidInput(
+            f"{folder}: a class folder without images ({', '.join(SUFFIXES)}); fill or remove it."
+        )
+    return files
+
+
+def _read_lists(facts: Facts, found: Found) -> FolderImages:
+    """Places365 as its archives unpack: a class list, a file list, and a folder of images."""
+    categories, listing, images = found.files
+    classes = tuple(name.removeprefix("/") for name, _ in _pairs(categories))
+    items = list(_pairs(listing))
+    labels = np.array([label for _, label in items], dtype=np.int64)
+    check_labels(labels, len(classes), listing)
+    items = [(name.lstrip("/"), label) for name, label in items]
+    for name in (items[0][0], items[-1][0]) if items else ():
+        if not (images / name).is_file():
+            raise InvalidInput(
+                f"{images / name}: listed in {listing} but missing; run "
+                f"`covprop data get {facts.name}`."
+            )
+    return _gather(facts.name, images, (classes, items))
+
+
+def _pairs(path: Path) -> Iterable[Item]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                name, label = line.split()
+                yield name, int(label)
+            except ValueError:
+                raise InvalidInput(
+                    f"{path}, line {number}: expected a name and a label, found {line.strip()!r}."
+                ) from None
+
+
+def _gather(name: str, folder: Path, listed: tuple[tuple[str, ...], list[Item]]) -> FolderImages:
+    classes, items = listed
+    if not items:
+        raise InvalidInput(f"{folder}: there are no images in it.")
+    return FolderImages(
+        name,
+        folder,
+        np.array([os.fsencode(path) for path, _ in items]),
+        torch.tensor([label for _, label in items], dtype=torch.int64),
+        classes,
+    )
