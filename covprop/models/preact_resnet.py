@@ -157,30 +157,30 @@ class PreActResNet(nn.Module):
         self._initialise(norm)
 
     def _initialise(self, norm: str) -> None:
-        """He initialisation; without norm also the depth scaling that keeps the signal bounded.
+        """He initialisation, and a start that keeps depth harmless where no batch is averaged.
 
         With L blocks of m convolutions each and no norm, the last convolution of a branch starts
         at zero and the others are scaled by L^(−1/(2m−2)), so that one step of gradient descent
         changes the output by an amount that does not grow with depth (Fixup, Zhang et al. 2019).
         The linear layer is not zeroed as there: the propagated covariance of the logits would
-        start at zero with it.
+        start at zero with it. With act norm the branch has unit scale after its first batch, so
+        only its last convolution is scaled, by L^(−1/2), and the sum of all branches stays bounded.
         """
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
-        if norm != "none":
-            return
+        depth = len(self.blocks)
         for block in self.blocks:
-            weights = [
-                p for name, p in block.named_parameters() if re.match(r"conv\d.weight", name)
-            ]
-            scale = len(self.blocks) ** (-1 / (2 * len(weights) - 2))
+            weights = [p for n, p in block.named_parameters() if re.match(r"conv\d.weight", n)]
             with torch.no_grad():
-                for weight in weights[:-1]:
-                    weight.mul_(scale)
-                weights[-1].zero_()
+                if norm == "act":
+                    weights[-1].mul_(depth**-0.5)
+                elif norm == "none":
+                    for weight in weights[:-1]:
+                        weight.mul_(depth ** (-1 / (2 * len(weights) - 2)))
+                    weights[-1].zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.stem(x))
