@@ -1,0 +1,15 @@
+"""Certification by randomized smoothing of any callable classifier."""
+
+from covprop.certify.bounds import certified_radius, clopper_pearson, empirical_bernstein
+from covprop.certify.smooth import Certificate, Prediction, SampleWarning, certify, predict
+
+__all__ = [
+    "Certificate",
+    "Prediction",
+    "SampleWarning",
+    "certified_radius",
+    "certify",
+    "clopper_pearson",
+    "empirical_bernstein",
+    "predict",
+]

@@ -1,0 +1,200 @@
+"""Confidence bounds on p_A, and the radius they certify.
+
+Every function here is plain numpy on arrays: `k` counts, `n` samples, `alpha` the probability of
+being wrong. `run_looks` is the one procedure behind both the fixed and the sequential certificate.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, ndtri
+
+from covprop.errors import InvalidInput
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Looks of the sequential procedure: how fast they thin out, and the part of α kept for the last
+# one, so that an image that runs to the end loses almost nothing against the fixed procedure.
+GROWTH = 1.2
+LAST_SHARE = 0.5
+
+
+def clopper_pearson(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """Exact one-sided lower bound: the p with P(Binomial(n, p) ≥ k) = alpha, and 0 for k = 0.
+
+    >>> round(float(clopper_pearson(100, 100, 0.001)), 4)      # alpha ** (1 / n)
+    0.9333
+    """
+    k, n = np.asarray(k, dtype=float), np.asarray(n, dtype=float)
+    return np.where(k > 0, betaincinv(np.maximum(k, 1.0), n - k + 1.0, alpha), 0.0)
+
+
+def empirical_bernstein(mean: ArrayLike, var: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """Lower bound on the mean of [0, 1] variables (Maurer & Pontil 2009, theorem 4).
+
+    mean − √(2 var ln(2/α) / n) − 7 ln(2/α) / (3 (n − 1)), where var is the unbiased sample
+    variance. One sample bounds nothing: the result is 0 then, and never below 0.
+    """
+    mean, var, n = (np.asarray(a, dtype=float) for a in (mean, var, n))
+    log = math.log(2.0 / alpha)
+    slack = np.sqrt(2.0 * np.maximum(var, 0.0) * log / n) + 7.0 * log / (3.0 * np.maximum(n - 1, 1))
+    return np.where(n > 1, np.clip(mean - slack, 0.0, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What was seen of one class over `n` samples: one entry an image.
+
+    `total` and `square` are Σ p and Σ p² of the class's probability (soft certificates only).
+    """
+
+    n: int
+    count: Ints
+    total: Floats | None = None
+    square: Floats | None = None
+
+    def lower(self, alpha: float) -> Floats:
+        """Lower bound on p_A, wrong with probability at most alpha."""
+        return self._bound(alpha, upper=False)
+
+    def upper(self, alpha: float) -> Floats:
+        """Upper bound on p_A, wrong with probability at most alpha."""
+        return 1.0 - self._bound(alpha, upper=True)
+
+    def _bound(self, alpha: float, *, upper: bool) -> Floats:
+        # An upper bound on p is one minus the lower bound on 1 − p.
+        if self.total is None or self.square is None:
+            return clopper_pearson(self.n - self.count if upper else self.count, self.n, alpha)
+        mean = self.total / self.n
+        var = (self.square - self.total * mean) / max(self.n - 1, 1)
+        return empirical_bernstein(1.0 - mean if upper else mean, var, self.n, alpha)
+
+
+def certified_radius(p_lower: ArrayLike, sigma: float) -> Floats:
+    """σ Φ⁻¹(p_lower) where p_lower > 1/2, else 0."""
+    p = np.asarray(p_lower, dtype=float)
+    return np.where(p > 0.5, sigma * ndtri(np.maximum(p, 0.5)), 0.0)
+
+
+def best_lower(n: int, alpha: float, *, soft: bool = False) -> float:
+    """The largest lower bound n samples can give: all of them for the class."""
+    if soft:
+        return float(empirical_bernstein(1.0, 0.0, n, alpha))
+    return float(clopper_pearson(n, n, alpha))
+
+
+def sample_warning(n: int, alpha: float, sigma: float, *, soft: bool = False) -> str | None:
+    """One sentence if n samples are too few for this alpha, else None."""
+    best = best_lower(n, alpha, soft=soft)
+    if best < 0.5:
+        return (
+            f"n = {n} samples cannot reach alpha = {alpha:g}: even if all of them agree the lower "
+            f"bound is {best:.3f} < 1/2, so every image abstains; "
+            f"take n >= {fewest_samples(alpha, soft=soft)}"
+        )
+    if not soft and clopper_pearson(n - 1, n, alpha) < 0.5:
+        return (
+            f"n = {n} samples barely reach alpha = {alpha:g}: an image abstains unless all of them "
+            f"agree, and no radius can exceed {float(certified_radius(best, sigma)):.3g}; "
+            f"take more samples"
+        )
+    return None
+
+
+def fewest_samples(alpha: float, *, soft: bool = False) -> int:
+    """The smallest n with which an image can be certified at all."""
+    n = 1
+    while best_lower(n, alpha, soft=soft) < 0.5:
+        n += 1
+    return n
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When to look at the counts, and how much of alpha each look may spend."""
+
+    sizes: tuple[int, ...]
+    alphas: tuple[float, ...]
+
+
+def looks(n: int, alpha: float, *, sequential: bool, step: int = 1) -> Looks:
+    """One look at n, or a geometric grid of looks (multiples of `step`) that ends at n.
+
+    The lower bounds of all looks hold together with probability 1 − Σ α_k = 1 − α (union bound),
+    so stopping at any of them is valid.
+    """
+    if not sequential:
+        return Looks((n,), (alpha,))
+    sizes, size = [], step
+    while size < n:
+        sizes.append(size)
+        size = max(size + step, math.ceil(size * GROWTH / step) * step)
+    if not sizes:
+        return Looks((n,), (alpha,))
+    early = alpha * (1.0 - LAST_SHARE) / len(sizes)
+    return Looks((*sizes, n), (*[early] * len(sizes), alpha - early * len(sizes)))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a sequential certificate must answer before it may stop.
+
+    `delta`: the certified radius is within delta of the largest one that this image could still
+    get (the true radius, or what n samples can show at most). `at_least`: whether the radius
+    reaches this value.
+    """
+
+    delta: float | None = None
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.delta is None) == (self.at_least is None):
+            raise InvalidInput("a sequential certificate needs either delta or at_least, not both")
+        value = self.delta if self.delta is not None else self.at_least
+        if value is None or not (math.isfinite(value) and value > 0):
+            raise InvalidInput(f"delta and at_least are positive radii, not {value}")
+
+    def answered(self, low: Floats, high: Floats) -> NDArray[np.bool_]:
+        """Whether radii known to lie between low and high answer the question."""
+        if self.delta is not None:
+            return high - low <= self.delta
+        assert self.at_least is not None
+        return (low >= self.at_least) | (high < self.at_least)
+
+
+def run_looks(
+    draw: Callable[[int, Ints], Tally],
+    images: int,
+    plan: Looks,
+    *,
+    sigma: float,
+    question: Question | None = None,
+    soft: bool = False,
+) -> tuple[Floats, Ints, Ints]:
+    """Look after look, until every image has its answer or has used all samples.
+
+    `draw(size, active)` returns the tally of the active images after `size` samples each. Returns
+    the lower bound on p_A, the count and the number of samples of every image. P(bound > p_A) is
+    at most Σ α_k; so is, apart from it, the probability of having stopped too early.
+    """
+    lower, upper = np.zeros(images), np.ones(images)
+    count, used = np.zeros(images, np.int64), np.zeros(images, np.int64)
+    # No lower bound of the full n can exceed this, however sure the class is.
+    upper[:] = best_lower(plan.sizes[-1], sum(plan.alphas), soft=soft)
+    active = np.arange(images)
+    for size, alpha in zip(plan.sizes, plan.alphas, strict=True):
+        if active.size == 0:
+            break
+        tally = draw(size, active)
+        count[active], used[active] = tally.count, size
+        lower[active] = np.maximum(lower[active], tally.lower(alpha))
+        if question is not None:
+            upper[active] = np.minimum(upper[active], tally.upper(alpha))
+            low = certified_radius(lower[active], sigma)
+            high = certified_radius(upper[active], sigma)
+            active = active[~question.answered(low, high)]
+    return lower, count, used

@@ -1,0 +1,238 @@
+"""Many noisy copies through a classifier, counted where they are computed.
+
+The host only hands out work: counts stay on the device and are read once a look, so a GPU is never
+waited for between two forward passes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covprop.certify.bounds import Floats, Ints, Tally
+from covprop.certify.noise import Streams, block_size
+from covprop.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Tallies:
+    """Outcomes of some images after n samples each: counts [images, classes + 1], NaN last."""
+
+    n: int
+    counts: Ints
+    total: Floats | None
+    square: Floats | None
+
+    def argmax(self) -> Ints:
+        """The class seen most (soft: of the largest mean probability); NaN is none."""
+        score = self.counts[:, :-1] if self.total is None else self.total
+        return score.argmax(axis=1).astype(np.int64)
+
+    def of(self, classes: Ints) -> Tally:
+        """One class an image."""
+        rows = np.arange(len(classes))
+        return Tally(
+            n=self.n,
+            count=self.counts[rows, classes],
+            total=None if self.total is None else self.total[rows, classes],
+            square=None if self.square is None else self.square[rows, classes],
+        )
+
+
+@dataclass
+class _Stage:
+    """One purpose's streams and what was counted from them so far."""
+
+    streams: Streams
+    counts: Tensor
+    total: Tensor
+    square: Tensor
+    drawn: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Sampler:
+    """Draws samples of `model(x + noise)` for a batch of images and counts them by class."""
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        x: Tensor,
+        sigma: float,
+        num_classes: int | None,
+        batch_size: int,
+        index: int | Sequence[int] | Tensor | None,
+        seed: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        soft: bool,
+        value_range: tuple[float, float] | None,
+    ) -> None:
+        check_images(x, value_range)
+        self.device = _device(model, x, device)
+        self.model, self.sigma, self.seed, self.soft, self.dtype = model, sigma, seed, soft, dtype
+        self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32)
+        self.images = len(self.x)
+        self.index = _index(index, self.images)
+        self.block = block_size(tuple(self.x.shape[1:]))
+        # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
+        # more would only leave the cache.
+        blocks = 1 if self.device.type == "cpu" else max(1, batch_size // self.block)
+        self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
+        self.stages: dict[int, _Stage] = {}
+        self.num_classes = num_classes
+        self.modes: list[tuple[nn.Module, bool]] = []
+
+    def __enter__(self) -> "Sampler":
+        if isinstance(self.model, nn.Module):
+            self.modes = [(m, m.training) for m in self.model.modules()]
+            self.model.eval()
+        if self.images:
+            self._probe()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for module, training in self.modes:
+            module.training = training
+
+    @torch.inference_mode()
+    def tally(self, purpose: int, active: Ints, size: int) -> Tallies:
+        """Outcomes of the active images after `size` samples each of this purpose's streams."""
+        stage = self._stage(purpose)
+        jobs = [
+            (i, min(self.block, size - start))
+            for i in active.tolist()
+            for start in range(int(stage.drawn[i]), size, self.block)
+        ]
+        width = len(self.noisy) // self.block
+        for first in range(0, len(jobs), width):
+            self._pass(stage, jobs[first : first + width])
+        stage.drawn[active] = size
+        rows = torch.as_tensor(active, device=self.device)
+        soft = self.soft
+        return Tallies(
+            n=size,
+            counts=stage.counts[rows].cpu().numpy(),
+            total=stage.total[rows].cpu().numpy() if soft else None,
+            square=stage.square[rows].cpu().numpy() if soft else None,
+        )
+
+    def nan(self, purpose: int) -> Ints:
+        """How many samples of every image were NaN."""
+        return self._stage(purpose).counts[:, -1].cpu().numpy()
+
+    def _stage(self, purpose: int) -> _Stage:
+        if purpose not in self.stages:
+            k = self.num_classes or 0
+            self.stages[purpose] = _Stage(
+                Streams(
+                    self.index,
+                    seed=self.seed,
+                    purpose=purpose,
+                    sigma=self.sigma,
+                    device=self.device,
+                ),
+                torch.zeros(self.images, k + 1, dtype=torch.int64, device=self.device),
+                torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
+                torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
+                np.zeros(self.images, np.int64),
+            )
+        return self.stages[purpose]
+
+    def _pass(self, stage: _Stage, jobs: list[tuple[int, int]]) -> None:
+        """One forward pass over whole blocks; of a block's samples the first `m` count."""
+        noisy = self.noisy[: len(jobs) * self.block]
+        blocks = noisy.unflatten(0, (len(jobs), self.block))
+        for block, (i, _) in zip(blocks, jobs, strict=True):
+            stage.streams.fill(block, i)
+        owner, taken = torch.tensor(jobs).T.to(self.device, non_blocking=True)
+        blocks += self.x[owner].unsqueeze(1)
+        logits = self._logits(noisy)
+        k = logits.shape[1]
+        outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
+        owner = owner.repeat_interleave(self.block, output_size=len(noisy))
+        counts = (torch.arange(self.block, device=self.device) < taken[:, None]).flatten()
+        stage.counts.view(-1).scatter_add_(0, owner * (k + 1) + outcome, counts.long())
+        if self.soft:
+            # A NaN row is worth nothing to any class.
+            p = logits.double().softmax(1).nan_to_num_(0.0) * counts[:, None]
+            stage.total.index_add_(0, owner, p)
+            stage.square.index_add_(0, owner, p * p)
+
+    def _logits(self, noisy: Tensor) -> Tensor:
+        noisy = noisy.contiguous(memory_format=self.memory_format)
+        if self.dtype in (None, torch.float32):
+            return self.model(noisy).float()
+        with torch.autocast(self.device.type, dtype=self.dtype):
+            return self.model(noisy).float()
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Learn the number of classes, and whether the model takes channels-last images.
+
+        Convolutions run up to twice as fast on them; a model that calls `view` on its feature maps
+        cannot, and then gets ordinary ones.
+        """
+        sample = self.x[:1].expand(2, *self.x.shape[1:])
+        self.memory_format = torch.contiguous_format
+        if self.device.type == "cpu" or self.dtype not in (None, torch.float32):
+            self.memory_format = torch.channels_last
+        try:
+            logits = self._logits(sample)
+        except RuntimeError:
+            self.memory_format = torch.contiguous_format
+            logits = self._logits(sample)
+        if logits.ndim != 2 or len(logits) != 2:
+            raise InvalidInput(
+                f"the model must return logits [batch, classes], but for 2 images it returned "
+                f"{list(logits.shape)}"
+            )
+        if self.num_classes not in (None, logits.shape[1]):
+            raise InvalidInput(
+                f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
+            )
+        self.num_classes = logits.shape[1]
+
+
+def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
+    """Refuse what is no image, and images on another scale than σ."""
+    if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
+        raise InvalidInput(
+            f"x must be float images [c, h, w] or [b, c, h, w], "
+            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+        )
+    if value_range is None or x.numel() == 0:
+        return
+    low, high = (float(v) for v in x.aminmax())
+    if not (value_range[0] <= low and high <= value_range[1]):  # also refuses NaN
+        raise InvalidInput(
+            f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
+            f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "
+            f"normalisation the first layer of the model"
+        )
+
+
+def _device(
+    model: Callable[[Tensor], Tensor], x: Tensor, device: torch.device | str | None
+) -> torch.device:
+    if device is None and isinstance(model, nn.Module):
+        device = next((p.device for p in model.parameters()), x.device)
+    return torch.device(x.device if device is None else device)
+
+
+def _index(index: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
+    if index is None:
+        return list(range(images))
+    given = [index] if isinstance(index, int) else [int(i) for i in index]
+    if len(given) != images:
+        raise InvalidInput(f"{images} images need {images} indices, not {len(given)}")
+    if any(i < 0 for i in given):
+        raise InvalidInput("an image's index cannot be negative")
+    return given
