@@ -8,6 +8,9 @@ import sys
 
 import typer
 
+from covprop.cli.list import list_
+from covprop.cli.report import report
+from covprop.cli.train import train
 from covprop.errors import CovpropError
 
 app = typer.Typer(
@@ -22,6 +25,11 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """Keeps typer in sub-command mode however many verbs are registered."""
+
+
+app.command("report")(report)
+app.command("train")(train)
+app.command("list")(list_)
 
 
 def main() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from covprop.errors import InvalidInput
+from covprop.errors import CovpropError, InvalidInput
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,20 @@ class World:
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
-    def barrier(self) -> None:
-        """Wait until every process is here."""
+    def first_does(self, work: Callable[[], Any]) -> None:
+        """Let the first process do `work` while the others wait; all fail if it does."""
+        failure: list[str | None] = [None]
+        if self.first:
+            try:
+                work()
+            except CovpropError as error:
+                if self.size == 1:
+                    raise
+                failure[0] = str(error)
         if self.size > 1:
-            dist.barrier()
+            dist.broadcast_object_list(failure)
+            if failure[0] is not None:
+                raise CovpropError(failure[0])
 
 
 @contextmanager

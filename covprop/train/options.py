@@ -129,7 +129,9 @@ class TrainOptions:
             raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')
 
 
-def accepted(target: Callable[..., Any], skip: Collection[str] = ()) -> dict[str, inspect.Parameter]:
+def accepted(
+    target: Callable[..., Any], skip: Collection[str] = ()
+) -> dict[str, inspect.Parameter]:
     """The keyword parameters of a function or class, with evaluated annotations."""
     try:
         signature = inspect.signature(target, eval_str=True)
@@ -220,7 +222,7 @@ def _check_union(where: str, value: Any, members: tuple[Any, ...]) -> Any:
 def _check_sequence(where: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise InvalidInput(f"{where} must be a list such as [1, 2], not {value!r}.")
-    if len(members) == 2 and members[1] is Ellipsis or len(members) < 2:
+    if (len(members) == 2 and members[1] is Ellipsis) or len(members) < 2:
         members = (members[0] if members else Any,) * len(value)
     if len(members) != len(value):
         raise InvalidInput(f"{where} must be a list of {len(members)} values, not {list(value)}.")

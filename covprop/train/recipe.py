@@ -63,7 +63,9 @@ class Recipe:
 def shipped() -> dict[str, Path]:
     """Name -> file of every recipe that comes with the package, sorted."""
     package = Path(covprop.__file__).parent
-    folder = next((d for d in (package / "recipes", package.parent / "recipes") if d.is_dir()), None)
+    folder = next(
+        (d for d in (package / "recipes", package.parent / "recipes") if d.is_dir()), None
+    )
     if folder is None:
         return {}
     files = sorted(folder.rglob("*.toml"))

@@ -1,0 +1,109 @@
+"""`covprop list`: what recipes, methods, models, data sets and propagation rules there are."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+
+class Kind(enum.StrEnum):
+    """What can be listed."""
+
+    recipes = "recipes"
+    methods = "methods"
+    models = "models"
+    datasets = "datasets"
+    rules = "rules"
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+) -> None:
+    """List what can be named on the command line and in recipes.
+
+    \b
+    covprop list recipes      every experiment that comes with the package
+    covprop list methods      training methods and their options
+    covprop list models       networks and their options
+    covprop list datasets     data sets: classes, image size
+    covprop list rules        layers and functions that moments can pass through
+    """
+    lines = _LISTS[kind]()
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, what in lines:
+        typer.echo(f"{name:<{width}}  {what}".rstrip())
+
+
+def _recipes() -> list[tuple[str, str]]:
+    import tomllib
+
+    from covprop.train.recipe import shipped
+
+    lines = []
+    for name, file in shipped().items():
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        model, epochs = raw["model"]["name"], raw["train"]["epochs"]
+        lines.append((name, f"{raw['method']['name']}, {model}, {epochs} epochs"))
+    return lines
+
+
+def _methods() -> list[tuple[str, str]]:
+    from covprop.methods import METHODS
+
+    return [(name, _about(target)) for name, target in METHODS.items()]
+
+
+def _models() -> list[tuple[str, str]]:
+    from covprop.models import MODELS
+
+    return [(name, _about(target)) for name, target in MODELS.items()]
+
+
+def _datasets() -> list[tuple[str, str]]:
+    from covprop.data import DATASETS
+
+    return [
+        (name, f"{facts.num_classes} classes, {'×'.join(map(str, facts.image_shape))}")
+        for name, facts in DATASETS.items()
+    ]
+
+
+def _rules() -> list[tuple[str, str]]:
+    import covprop.propagate  # importing it registers its rules
+    from covprop.propagate.registry import describe, find, registered
+
+    lines = []
+    for operation in registered():
+        rule = find(operation)
+        lines.append((describe(operation), _first_line(rule.cov) if rule else ""))
+    return sorted(lines)
+
+
+_LISTS: dict[Kind, Callable[[], list[tuple[str, str]]]] = {
+    Kind.recipes: _recipes,
+    Kind.methods: _methods,
+    Kind.models: _models,
+    Kind.datasets: _datasets,
+    Kind.rules: _rules,
+}
+
+
+def _about(target: Callable[..., Any]) -> str:
+    """The first line of the documentation, and the options with their defaults."""
+    from covprop.train.options import accepted
+    from covprop.train.recipe import GIVEN
+
+    options = accepted(target, skip=GIVEN)
+    shown = ", ".join(
+        name if p.default is p.empty else f"{name}={p.default!r}" for name, p in options.items()
+    )
+    return " ".join(filter(None, [_first_line(target), f"[{shown}]" if shown else ""]))
+
+
+def _first_line(target: Any) -> str:
+    target = getattr(target, "func", target)  # functools.partial
+    return (inspect.getdoc(target) or "").split("\n", 1)[0]

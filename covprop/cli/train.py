@@ -1,0 +1,106 @@
+"""`covprop train`: a recipe in, a run folder out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _shipped(incomplete: str) -> list[str]:
+    """Completes RECIPE in the shell."""
+    from covprop.train.recipe import shipped
+
+    return [name for name in shipped() if name.startswith(incomplete)]
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe file, or the name of a shipped recipe.",
+            autocompletion=_shipped,
+            show_default=False,
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one value of the recipe; may be given many times. "
+            "A plain value for a section sets its name: model=lenet.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder. If it holds an unfinished run of the same recipe, that run is "
+            "continued. Without it: runs/RECIPE.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the data sets. Without it: $COVPROP_DATA, else ./data.",
+            show_default=False,
+        ),
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Start over; a run that is there is kept as RUN.old-1 and so on."
+        ),
+    ] = False,
+) -> None:
+    """Train a classifier by a recipe.
+
+    \b
+    covprop list recipes                    what is there
+    covprop train digits/radius-0.25        less than a minute on a laptop
+    covprop train cifar10/radius-0.25 --data ~/data --out runs/first
+    covprop train mnist/gaussian-0.50 --set train.epochs=3 --set train.lr=0.1
+    covprop train my.toml --set model=my_net.py:build      an own model
+    covprop train my.toml --set data=photos.npz            own data
+    torchrun --nproc-per-node=8 -m covprop train imagenet/radius-0.50
+
+    The run folder gets config.toml (every value, defaults included; itself a recipe),
+    metrics.jsonl (a row an epoch), model.safetensors (the weights) and state.pt (to go on).
+    Killed or stopped at any moment, the same command goes on exactly where it was.
+    """
+    from rich.console import Console
+
+    from covprop.errors import CovpropError
+    from covprop.train import Interrupted, load
+    from covprop.train import train as run
+    from covprop.train.recipe import find
+
+    first = os.environ.get("RANK", "0") == "0"
+    folder = out
+    try:
+        checked = load(recipe, set_ or [])
+        folder = out or Path("runs") / _run_name(recipe, find(recipe))
+        run(checked, folder, data_root=data, restart=restart, console=Console())
+    except Interrupted as stopped:
+        if first:
+            again = ["covprop", "train", recipe]
+            again += [word for item in set_ or [] for word in ("--set", item)]
+            again += ["--out", str(folder)] + (["--data", str(data)] if data else [])
+            typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
+        raise typer.Exit(128 + stopped.signum) from None
+    except CovpropError:
+        if not first:  # the first process says it for all
+            raise typer.Exit(2) from None
+        raise
+    if first:
+        typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
+
+
+def _run_name(recipe: str, file: Path) -> str:
+    """`digits/radius-0.25` for a shipped recipe, the bare file name for an own one."""
+    return file.stem if Path(recipe).expanduser().is_file() else recipe.removesuffix(".toml")

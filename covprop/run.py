@@ -1,0 +1,87 @@
+"""A run folder: what `covprop train` leaves behind and every later stage starts from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from covprop import data, models
+from covprop.errors import InvalidInput
+from covprop.train import checkpoint, folder
+
+
+class Run:
+    """The folder of one run: config.toml, metrics.jsonl, model.safetensors, state.pt, tables.
+
+    Example:
+        >>> run = Run("runs/digits/radius-0.25")          # doctest: +SKIP
+        >>> run.sigma, run.config["model"]["name"]        # doctest: +SKIP
+        (0.25, 'lenet')
+        >>> model = run.load_model()                      # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.folder = Path(path)
+        if not self.folder.is_dir():
+            raise InvalidInput(
+                f"There is no run folder {self.folder}; `covprop train RECIPE --out RUN` makes one."
+            )
+        self.config = folder.read_config(self.folder / "config.toml")
+
+    @property
+    def sigma(self) -> float:
+        """The noise level the run was trained with."""
+        return float(self._fact("noise", "sigma"))
+
+    @property
+    def num_classes(self) -> int:
+        return int(self._fact("data", "num_classes"))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self._fact("data", "image_shape")
+        return channels, height, width
+
+    def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
+        """The trained model, in eval mode on `device`."""
+        options = dict(self.config.get("model", {}))
+        model = models.build(
+            str(options.pop("name", "")),
+            num_classes=self.num_classes,
+            image_shape=self.image_shape,
+            mean=self.config["data"].get("mean"),
+            std=self.config["data"].get("std"),
+            **options,
+        )
+        checkpoint.load_weights(self.folder / "model.safetensors", model)
+        return model.to(device).eval()
+
+    def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
+        """One split ("train" or "test") of the data the run was trained on."""
+        return data.load(str(self._fact("data", "name")), split, root)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one an epoch; a torn last line of a killed run is left out."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return rows
+
+    def _fact(self, section: str, key: str) -> Any:
+        try:
+            return self.config[section][key]
+        except KeyError:
+            raise InvalidInput(
+                f"{self.folder / 'config.toml'} lacks {section}.{key}; it is not the config of a "
+                "run that `covprop train` started."
+            ) from None

@@ -1,0 +1,53 @@
+"""A cheap look at the base classifier: how often it is right, with and without noise."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from covprop import noise
+from covprop.data import FolderImages, Images, batches
+from covprop.train.distributed import World
+from covprop.train.recipe import Recipe
+
+
+@torch.no_grad()
+def accuracy(
+    model: nn.Module, data: Images | FolderImages, recipe: Recipe, world: World
+) -> tuple[float, float]:
+    """(under one draw of noise per image, clean) accuracy of `model` itself.
+
+    This is neither the smoothed classifier's accuracy nor a certificate; the noise is the same
+    at every call, so that epochs can be compared.
+    """
+    options, size = recipe.train, recipe.train.batch_size
+    right = torch.zeros(2, dtype=torch.float64, device=world.device)
+    was_training = model.training
+    model.eval()
+    for step, batch in enumerate(
+        batches(
+            data,
+            size,
+            epoch=0,
+            seed=options.seed,
+            device=world.device,
+            rank=world.rank,
+            world=world.size,
+            workers=recipe.data.workers,
+            shuffle=False,
+        )
+    ):
+        if not len(batch.y):
+            continue  # the last batch may be smaller than the number of processes
+        # Drawn for the whole batch and picked by position: the same for any number of processes.
+        generator = noise.stream(options.seed, "test noise", step, device=world.device)
+        draw = torch.randn((size, *batch.x.shape[1:]), generator=generator, device=world.device)
+        mine = draw[batch.index.to(world.device) - step * size]
+        with torch.autocast(world.device.type, torch.bfloat16, options.precision == "bf16"):
+            noisy = model(batch.x + recipe.noise.sigma * mine)
+            clean = model(batch.x)
+        right[0] += (noisy.argmax(1) == batch.y).sum()
+        right[1] += (clean.argmax(1) == batch.y).sum()
+    model.train(was_training)
+    under_noise, without = (world.sum(right) / len(data)).tolist()
+    return under_noise, without

@@ -1,0 +1,99 @@
+"""The run folder before training: made, continued or refused, never silently overwritten."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from covprop.errors import InvalidInput
+from covprop.train import checkpoint
+from covprop.train.recipe import Config, dumps
+
+HARMLESS = {
+    ("data", "workers"),
+    ("train", "checkpoint_minutes"),
+    ("train", "device"),
+    ("train", "tensorboard"),
+}
+"""Keys that may change between the parts of a run: they do not change what is computed."""
+
+
+def make(out: Path) -> None:
+    """The folder itself, with its parents."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise checkpoint.unwritable(out, error) from error
+
+
+def move_aside(out: Path) -> Path | None:
+    """Rename an existing run, so that a new one can start there; returns its new place."""
+    if not (out / "config.toml").exists() and not (out / "state.pt").exists():
+        return None
+    with checkpoint.locked(out):
+        pass  # a run that is still being trained must stay where it is
+    number = 1
+    while (old := out.with_name(f"{out.name}.old-{number}")).exists():
+        number += 1
+    try:
+        out.rename(old)
+    except OSError as error:
+        raise checkpoint.unwritable(old, error) from error
+    return old
+
+
+def claim(out: Path, config: Config) -> None:
+    """Write `config` into a fresh folder, or check that the run there has the same one."""
+    path = out / "config.toml"
+    if path.exists():
+        before = read_config(path)
+        now = tomllib.loads(dumps(config))
+        if differing := difference(before, now):
+            section, key = differing
+            was, now_is = _shown(before, section, key), _shown(now, section, key)
+            raise InvalidInput(
+                f"{out} holds a run with {section}.{key} {was}, but now it is {now_is}; "
+                "continue with the same settings, choose another --out, or start over with "
+                "--restart (which keeps the old run beside it)."
+            )
+        return
+    if (out / "state.pt").exists():
+        raise InvalidInput(
+            f"{out} holds a checkpoint (state.pt) but no config.toml that says what it is of; "
+            "choose another --out, or start over with --restart."
+        )
+    checkpoint.write(path, dumps(config).encode())
+
+
+def read_config(path: Path) -> Config:
+    """The nested values of a run's config.toml."""
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{path.parent} is not a run folder: it has no config.toml; "
+            "give a folder that `covprop train` wrote."
+        ) from None
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}.") from error
+    if not all(isinstance(values, dict) for values in config.values()):
+        raise InvalidInput(f"{path} is not the config of a run: it must have sections only.")
+    return config
+
+
+def difference(one: Config, two: Config) -> tuple[str, str] | None:
+    """The first (section, key) that differs and matters, or None."""
+    for section in {**one, **two}:
+        left, right = one.get(section, {}), two.get(section, {})
+        for key in {**left, **right}:
+            if (section, key) not in HARMLESS and left.get(key) != right.get(key):
+                return section, key
+    return None
+
+
+def _shown(config: Config, section: str, key: str) -> Any:
+    values = config.get(section, {})
+    return f"= {values[key]!r}" if key in values else "not set"

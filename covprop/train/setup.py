@@ -1,0 +1,85 @@
+"""From a checked recipe to the things a run needs, all at once or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from covprop import data, models, noise
+from covprop.errors import InvalidInput
+from covprop.train import checkpoint, folder
+from covprop.train.distributed import World
+from covprop.train.recipe import Recipe
+
+
+def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe:
+    """The recipe with what the data set says of itself; contradictions are refused."""
+    options = recipe.data
+    facts: dict[str, Any] = {"num_classes": split.num_classes, "image_shape": split.image_shape}
+    for key, fact in facts.items():
+        given = getattr(options, key)
+        if given is not None and given != fact:
+            raise InvalidInput(f"data.{key} is {given} in the recipe, but {fact} in {split.name}.")
+    for key in ("mean", "std"):
+        facts[key] = (getattr(options, key) or getattr(split, key)) if options.normalize else None
+    return dataclasses.replace(recipe, data=dataclasses.replace(options, **facts))
+
+
+def check_batch(recipe: Recipe, split: data.Images | data.FolderImages, here: World) -> None:
+    """A step always has a whole batch, in equal shares."""
+    size = recipe.train.batch_size
+    if size > len(split):
+        raise InvalidInput(
+            f"train.batch_size = {size} is more than the {len(split)} training images of "
+            f"{split.name}; set it to at most that."
+        )
+    if size % here.size:
+        raise InvalidInput(
+            f"train.batch_size = {size} cannot be split evenly over {here.size} processes; "
+            f"use {size // here.size * here.size or here.size}."
+        )
+
+
+@contextmanager
+def claimed(
+    out: Path, recipe: Recipe, restart: bool, here: World, console: Console | None
+) -> Iterator[None]:
+    """The first process makes and holds the folder; all fail together if it cannot."""
+
+    def prepare() -> None:
+        if restart and (old := folder.move_aside(out)) and console:
+            console.print(f"The earlier run is kept as {old}.", highlight=False, soft_wrap=True)
+        folder.make(out)
+
+    here.first_does(prepare)
+    lock = checkpoint.locked(out)
+    here.first_does(lock.__enter__)
+    try:
+        here.first_does(lambda: folder.claim(out, recipe.as_dict()))
+        yield
+    finally:
+        if here.first:
+            lock.__exit__(None, None, None)
+
+
+def build_model(recipe: Recipe) -> nn.Module:
+    """The recipe's model with its first, random weights."""
+    torch.manual_seed(noise.seed_of(recipe.train.seed, "weights"))
+    facts, options = recipe.data, dict(recipe.model)
+    assert facts.num_classes is not None
+    assert facts.image_shape is not None
+    return models.build(
+        options.pop("name"),
+        num_classes=facts.num_classes,
+        image_shape=facts.image_shape,
+        mean=facts.mean,
+        std=facts.std,
+        **options,
+    )

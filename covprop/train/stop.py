@@ -1,0 +1,44 @@
+"""Being asked to stop: finish the step, write a checkpoint, then go."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop and left a checkpoint; the same command continues it."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+class StopRequest:
+    """Within this context Ctrl-C and SIGTERM only leave a note; a second Ctrl-C acts at once."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self._before: dict[int, Callable[..., Any] | int | None] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._before[signum] = signal.signal(signum, self._note)
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, self._before[signum])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
