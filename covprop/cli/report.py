@@ -1,0 +1,66 @@
+"""`covprop report`: tables, curves and a page from certification logs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Wide enough for a usual table when the output is a file or a pipe.
+PLAIN_WIDTH = 160
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN|TSV...",
+            help="Run folders, folders that hold runs, or certification logs in Cohen's format.",
+            show_default=False,
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one self-contained page.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write everything: tables as Markdown, LaTeX and CSV, figures as PNG and SVG, "
+            "and the page.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print certified accuracy, average certified radius and more; write tables and figures.
+
+    Intervals are 95 % bootstrap intervals over the certified images.
+
+    Only files are read: certify_sigma_S.tsv and what lies beside it.
+
+    \b
+    covprop report runs/digits                    one run, on the terminal
+    covprop report runs --html report.html        every run under runs/, as a page
+    covprop report runs/a log.tsv --out rep       tables, figures, page in rep/
+    """
+    from rich.console import Console
+
+    from covprop.report import read, summarize, write, write_page
+    from covprop.report.tables import print_table, tables
+
+    certifications, warnings = read(paths)
+    radii, summaries = summarize(certifications)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    for table, note in tables(radii, summaries):
+        print_table(table, note, console)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    written = []
+    if out is not None:
+        written += write(radii, summaries, out, warnings)
+    if html is not None:
+        written.append(write_page(radii, summaries, html, warnings))
+    for path in written:
+        typer.echo(f"wrote {path}")

@@ -1,0 +1,193 @@
+"""Finds certifications in run folders and bare logs, with everything a report says about them.
+
+A report reads files only: `certify_sigma_S.tsv` and, where they lie beside it,
+`certify_sigma_S.rows.jsonl` (full precision), `certify_sigma_S.json` (how it was certified),
+`config.toml`, `metrics.jsonl` and `estimated.tsv`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from covprop.errors import InvalidInput
+from covprop.report.sidecars import (
+    read_config,
+    read_estimates,
+    read_json,
+    read_jsonl,
+    read_metrics,
+    section,
+)
+from covprop.report.tsv import Rows, has_header, read_tsv
+
+Floats = NDArray[np.float64]
+
+_SIGMA = re.compile(r"sigma_(\d+(?:\.\d+)?)")
+RECORDED = "recorded at certification"
+INVERTED = "inverted from the radius"
+
+
+@dataclass(frozen=True)
+class Certification:
+    """One certification log with what is known about the run behind it."""
+
+    name: str
+    path: Path
+    rows: Rows
+    sigma: float | None = None
+    data: str = ""
+    method: str = ""
+    config_text: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+    p_lower: Floats | None = None  # lower bound of p_A for each row; NaN where unknown
+    p_source: str = ""
+    train_seconds: float | None = None
+    epochs: int | None = None
+    estimates: dict[str, Floats] = field(default_factory=dict)  # estimated radii, NaN = none
+    warnings: tuple[str, ...] = ()
+
+
+def read(paths: Iterable[str | Path]) -> tuple[list[Certification], list[str]]:
+    """Every certification under the given run folders, folders of runs and logs, and warnings.
+
+    Example: `certifications, warnings = read(["runs/digits", "cohen/sigma_0.25.tsv"])`.
+    """
+    logs: dict[Path, Path] = {}
+    warnings: list[str] = []
+    for path in map(Path, paths):
+        found, notes = _logs_under(path)
+        warnings += notes
+        for log in found:
+            logs.setdefault(log.resolve(), log)
+    if not logs:
+        raise InvalidInput("nothing to report; give a run folder or a certification log.")
+    certifications = _with_distinct_names([_read_one(log) for log in logs.values()])
+    for certification in certifications:
+        warnings += certification.warnings
+    return certifications, list(dict.fromkeys(warnings))
+
+
+def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
+    """The logs a path stands for; a folder is searched to its depth."""
+    if path.is_file():
+        return [path], []
+    if not path.is_dir():
+        raise InvalidInput(f"{path} does not exist; give a run folder or a certification log.")
+    logs = sorted(p for p in path.rglob("*.tsv") if p.name.startswith("certify_") or has_header(p))
+    if not logs:
+        raise InvalidInput(
+            f"{path} holds no certification log; make one with `covprop certify {path}`."
+        )
+    runs = sorted(config.parent for config in path.rglob("config.toml"))
+    certified = {log.parent for log in logs}
+    warnings = [
+        f"{run} is not certified yet and was left out; run `covprop certify {run}`."
+        for run in runs
+        if run not in certified
+    ]
+    # One run that has only just begun must not stand in the way of a report on the others.
+    started = [log for log in logs if log.read_bytes().strip().count(b"\n")]
+    if started:
+        empty = [log for log in logs if log not in started]
+        warnings += [f"{log} holds no row yet and was left out." for log in empty]
+    return started or logs, warnings
+
+
+def _read_one(path: Path) -> Certification:
+    rows = read_tsv(path)
+    warnings = list(rows.warnings)
+    meta = read_json(path.with_suffix(".json"))
+    config_text, config = read_config(path.with_name("config.toml"))
+    trained_with = section(config, "noise").get("sigma")
+    sigma = _sigma(path, meta, trained_with)
+    extras = {e.get("idx"): e for e in read_jsonl(path.with_suffix(".rows.jsonl"))}
+    p_lower, p_source = _p_lower(rows, extras, sigma)
+    met_nan = sum(1 for idx in rows.idx if extras.get(int(idx), {}).get("nan"))
+    if met_nan:
+        warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
+    estimated = path.with_name("estimated.tsv")
+    estimates: dict[str, Floats] = {}
+    if trained_with is None or sigma in (None, trained_with):
+        estimates, notes = read_estimates(estimated, rows)
+        warnings += notes
+    elif estimated.is_file():
+        warnings.append(
+            f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."
+        )
+    train_seconds, epochs = read_metrics(path.with_name("metrics.jsonl"))
+    return Certification(
+        name=_name(path, sigma),
+        path=path,
+        rows=rows,
+        sigma=sigma,
+        data=_printable(str(section(config, "data").get("name", ""))),
+        method=_printable(str(section(config, "method").get("name", ""))),
+        config_text=config_text,
+        meta=meta,
+        p_lower=p_lower,
+        p_source=p_source,
+        train_seconds=train_seconds,
+        epochs=epochs,
+        estimates=estimates,
+        warnings=tuple(warnings),
+    )
+
+
+def _sigma(path: Path, meta: dict[str, Any], trained_with: object) -> float | None:
+    """σ of the certification: as recorded, else from the file's name, else the run's own."""
+    in_name = _SIGMA.findall(path.name)
+    for value in (meta.get("sigma"), float(in_name[-1]) if in_name else None, trained_with):
+        if isinstance(value, int | float) and value > 0:
+            return float(value)
+    return None
+
+
+def _p_lower(
+    rows: Rows, extras: dict[Any, dict[str, Any]], sigma: float | None
+) -> tuple[Floats | None, str]:
+    """Lower bounds of p_A: the recorded ones, or Φ(R/σ) from the (rounded) radius."""
+    recorded = [extras.get(int(idx), {}).get("p_lower") for idx in rows.idx]
+    if all(isinstance(p, int | float) for p in recorded):
+        return np.array(recorded, dtype=np.float64), RECORDED
+    if sigma is None:
+        return None, ""
+    return np.where(rows.abstained, np.nan, ndtr(rows.radius / sigma)), INVERTED
+
+
+def _printable(text: str) -> str:
+    """The text without control characters, which could play tricks on a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _name(path: Path, sigma: float | None) -> str:
+    """A run is called like its folder (with σ where it is certified at several), a log like
+    its file."""
+    if not path.name.startswith("certify_"):
+        return _printable(path.stem if path.suffix == ".tsv" else path.name)
+    siblings = list(path.parent.glob("certify_*.tsv"))
+    several = f" (σ = {sigma:g})" if len(siblings) > 1 and sigma is not None else ""
+    return _printable(path.resolve().parent.name) + several
+
+
+def _with_distinct_names(certifications: list[Certification]) -> list[Certification]:
+    """Equal names get the folder above in front; if that is not enough, a number behind."""
+    counts = Counter(c.name for c in certifications)
+    named = []
+    for c in certifications:
+        up = c.path.resolve().parent
+        folder = up.parent.name if c.path.name.startswith("certify_") else up.name
+        again = counts[c.name] > 1 and folder
+        named.append(replace(c, name=f"{_printable(folder)}/{c.name}") if again else c)
+    taken: Counter[str] = Counter()
+    for i, c in enumerate(named):
+        taken[c.name] += 1
+        if taken[c.name] > 1:
+            named[i] = replace(c, name=f"{c.name} ({taken[c.name]})")
+    return named

@@ -1,0 +1,100 @@
+"""The plain files that may lie beside a certification log: recipe, metrics, estimates, details."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covprop.errors import InvalidInput
+from covprop.report.tsv import Rows, read_text
+
+Floats = NDArray[np.float64]
+
+ESTIMATED_HEADER = ["idx", "estimator", "radius"]
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The resolved recipe of a run, as text and parsed; empty where there is none."""
+    if not path.is_file():
+        return "", {}
+    text = read_text(path)
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path} is not valid TOML ({error}); restore or remove it.") from None
+
+
+def section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of a recipe; a plain value for a section is its name."""
+    found = config.get(name, {})
+    return found if isinstance(found, dict) else {"name": found}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """How a log was certified (σ, N0, N, α …); empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"{path} is not valid JSON ({error}); restore or remove it.") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path} must hold a JSON object; restore or remove it.")
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line cut while being written is passed over."""
+    if not path.is_file():
+        return []
+    lines = read_text(path).splitlines()
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                break
+            raise InvalidInput(f"{path}, line {number} is not valid JSON; remove it.") from None
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def read_metrics(path: Path) -> tuple[float | None, int | None]:
+    """Training seconds and finished epochs of a run: one row an epoch, each with its seconds."""
+    entries = [entry for entry in read_jsonl(path) if "epoch" in entry]
+    spent = [entry.get("seconds") for entry in entries]
+    if not entries or not all(isinstance(seconds, int | float) for seconds in spent):
+        return None, len(entries) or None
+    return float(sum(seconds for seconds in spent if seconds)), len(entries)
+
+
+def read_estimates(path: Path, rows: Rows) -> tuple[dict[str, Floats], list[str]]:
+    """Estimated radii from `estimated.tsv` by estimator, in the order of the rows; NaN = none."""
+    if not path.is_file():
+        return {}, []
+    text = read_text(path)
+    lines = text.splitlines()
+    if not lines or lines[0].split("\t") != ESTIMATED_HEADER:
+        raise InvalidInput(f"{path} must open with the tab-separated names idx estimator radius.")
+    position = {int(idx): i for i, idx in enumerate(rows.idx)}
+    estimates: dict[str, Floats] = {}
+    warnings = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            idx, estimator, radius = line.split("\t")
+            row, value = position.get(int(idx)), float(radius)
+        except ValueError:
+            if number == len(lines) and not text.endswith("\n"):
+                warnings.append(f"{path}: the last line ({number}) is cut off and was left out.")
+                break
+            raise InvalidInput(
+                f"{path}, line {number}: idx, estimator and radius expected, separated by tabs."
+            ) from None
+        if row is not None:
+            estimates.setdefault(estimator, np.full(len(rows), np.nan))[row] = value
+    return estimates, warnings
