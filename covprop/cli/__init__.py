@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from covprop.cli.data import app as data_app
 from covprop.cli.list import list_
 from covprop.cli.report import report
 from covprop.cli.train import train
@@ -28,6 +29,7 @@ def _root() -> None:
 
 
 app.command("report")(report)
+app.add_typer(data_app, name="data")
 app.command("train")(train)
 app.command("list")(list_)
 

@@ -11,6 +11,14 @@ from covprop.errors import InvalidInput
 CHUNK = 1 << 20
 
 
+class DataMissing(InvalidInput):
+    """A set is not (wholly) there; `state` is "not here", "incomplete" or "half downloaded"."""
+
+    def __init__(self, state: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.state = state
+
+
 class Found(NamedTuple):
     """A layout found on disk: its folder and the files of the split, in the layout's order."""
 
@@ -37,7 +45,7 @@ def locate(facts: Facts, split: str, root: Path | str | None = None) -> Found:
         missing = [name for name, file in zip(wanted, files, strict=True) if not file]
         if len(missing) < len(wanted) or (base / layout.folder).is_dir():
             gaps.append((layout, missing))
-    raise InvalidInput(_missing_sentence(facts, base, gaps))
+    raise _missing(facts, base, gaps)
 
 
 def _existing(path: Path) -> Path | None:
@@ -45,8 +53,7 @@ def _existing(path: Path) -> Path | None:
     return path if path.exists() else packed if packed.is_file() else None
 
 
-def unfinished(facts: Facts, base: Path) -> Path | None:
-    """The partial file a stopped download of the set left behind, if any."""
+def _unfinished(facts: Facts, base: Path) -> Path | None:
     for item in facts.downloads:
         part = base / item.folder / (item.name + ".part")
         if part.exists():
@@ -54,20 +61,27 @@ def unfinished(facts: Facts, base: Path) -> Path | None:
     return None
 
 
-def _missing_sentence(facts: Facts, base: Path, gaps: list[tuple[Layout, list[str]]]) -> str:
+def _missing(facts: Facts, base: Path, gaps: list[tuple[Layout, list[str]]]) -> DataMissing:
     how = facts.by_hand or f"run `covprop data get {facts.name} --root {base}`"
     elsewhere = "or point --data or COVPROP_DATA at the folder that holds it"
-    part = unfinished(facts, base)
+    part = _unfinished(facts, base)
     if part:
-        return f"{facts.name} is only half downloaded ({part}): {how} to go on."
+        return DataMissing(
+            "half downloaded", f"{facts.name} is only half downloaded ({part}): {how} to go on."
+        )
     # `.` is a folder that is always there: it says nothing about the set.
     gaps = [(layout, missing) for layout, missing in gaps if layout.folder != "."]
     if gaps:
         layout, missing = min(gaps, key=lambda gap: len(gap[1]))
         names = ", ".join(missing)
-        return f"{facts.name} is incomplete: {base / layout.folder} lacks {names}; {how}."
+        return DataMissing(
+            "incomplete",
+            f"{facts.name} is incomplete: {base / layout.folder} lacks {names}; {how}.",
+        )
     folders = ", ".join(dict.fromkeys(str(base / layout.folder) for layout in facts.layouts))
-    return f"{facts.name} was not found (looked for {folders}): {how}, {elsewhere}."
+    return DataMissing(
+        "not here", f"{facts.name} was not found (looked for {folders}): {how}, {elsewhere}."
+    )
 
 
 def check_md5(content: bytes, path: Path, facts: Facts) -> None:
