@@ -4,15 +4,44 @@ Estimated radius (closed form, from moments) and certified radius (Monte Carlo w
 bound) are two different things here, and no name in this package mixes them up.
 """
 
+from covprop.bound import decorrelated_bound, inflation
 from covprop.errors import CovpropError, InvalidInput, UnsupportedModel
+from covprop.estimate import margin
+from covprop.estimate.result import Margin
 from covprop.gaussian import Gaussian
+from covprop.layers import ActNorm, HermiteActivation
+from covprop.models.normalize import Normalize
+from covprop.propagate.check import check, fix
+from covprop.propagate.propagator import Propagator
+from covprop.propagate.registry import rule
+from covprop.propagate.rules.activation import elementwise
+from covprop.propagate.settings import PAPER, REFERENCE, Settings
+from covprop.radius import RadiusLoss, estimated_radius, top_two_probability
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PAPER",
+    "REFERENCE",
+    "ActNorm",
     "CovpropError",
     "Gaussian",
+    "HermiteActivation",
     "InvalidInput",
+    "Margin",
+    "Normalize",
+    "Propagator",
+    "RadiusLoss",
+    "Settings",
     "UnsupportedModel",
     "__version__",
+    "check",
+    "decorrelated_bound",
+    "elementwise",
+    "estimated_radius",
+    "fix",
+    "inflation",
+    "margin",
+    "rule",
+    "top_two_probability",
 ]

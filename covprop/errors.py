@@ -6,7 +6,12 @@ class CovpropError(Exception):
 
 
 class UnsupportedModel(CovpropError):
-    """A model holds operations that no rule covers; the message lists every one of them."""
+    """A model holds operations that no rule covers; the message lists every one of them.
+
+    `faults` holds the same as a tuple of (name, operation, where, why, remedy).
+    """
+
+    faults: tuple = ()
 
 
 class InvalidInput(CovpropError, ValueError):

@@ -1,0 +1,58 @@
+"""Five ways to one answer: mean and variance of the margin between the top two classes.
+
+| estimator | what it does | cost |
+|---|---|---|
+| `shared` | one channel covariance a layer, propagated as in the paper | one forward + a Σ pass |
+| `calibrated` | the same, variances corrected by a few noisy samples | + those samples |
+| `linearized` | σ²‖∇ₓ margin‖²: exact under local linearity, image by image | forward + backward |
+| `dense` | the joint covariance of all units: the oracle for small networks | quadratic in units |
+| `sampled` | Monte Carlo | n forward passes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+from covprop.estimate.dense import dense
+from covprop.estimate.linearized import linearized
+from covprop.estimate.result import Margin
+from covprop.estimate.sampled import sampled
+from covprop.estimate.shared import calibrated, shared
+from covprop.propagate.propagator import check_sigma
+
+ESTIMATORS: dict[str, Callable[..., Margin]] = {
+    "shared": shared,
+    "calibrated": calibrated,
+    "linearized": linearized,
+    "dense": dense,
+    "sampled": sampled,
+}
+
+
+def margin(
+    model: nn.Module, x: Tensor, sigma: float, estimator: str = "shared", **options: Any
+) -> Margin:
+    """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
+
+    Args:
+        model: a classifier returning logits [b, classes].
+        x: images [b, c, h, w].
+        sigma: the noise's standard deviation on the pixel scale.
+        estimator: "shared", "calibrated", "linearized", "dense" or "sampled".
+        options: of the estimator: `settings` (shared, calibrated), `samples` (calibrated,
+            linearized, sampled), `create_graph` (linearized, for training).
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> m = margin(model, torch.zeros(2, 1, 2, 2), sigma=0.5, estimator="linearized")
+        >>> m.radius.shape
+        torch.Size([2])
+    """
+    if estimator not in ESTIMATORS:
+        raise InvalidInput(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}.")
+    return ESTIMATORS[estimator](model, x, check_sigma(sigma), **options)

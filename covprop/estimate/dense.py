@@ -1,0 +1,203 @@
+"""The oracle for small networks: the joint covariance of all units, image by image.
+
+Every linear step is applied exactly (its matrix is found by running it on basis vectors), also
+across residual branches, because the covariance is kept jointly over all values still alive.
+Activations are applied exactly for jointly Gaussian inputs: Cov(f(x_i), f(x_j)) in closed form
+for ReLU and leaky ReLU, by Mehler's series otherwise, and Cov(f(x_i), y) = E[f′(x_i)] Cov(x_i, y).
+The one approximation left is that pre-activations are Gaussian.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+from covprop.estimate.result import Margin, margin_of
+from covprop.kernels.moments import normal_cdf, relu_mean, standardise
+from covprop.layers import HermiteActivation, hermite
+from covprop.propagate.measure import evaluating
+from covprop.propagate.plan import Plan, Step
+from covprop.propagate.registry import Call
+from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
+from covprop.propagate.settings import PAPER
+from covprop.propagate.trace import build
+from covprop.radius import top_two
+
+MAX_UNITS = 20_000
+SERIES = 24  # terms of Mehler's series for activations without a closed form
+
+
+def relu_covariance(mean: Tensor, cov: Tensor, nodes: int = 48) -> Tensor:
+    """Cov(relu(x_i), relu(x_j)) of a Gaussian vector, all pairs at once.
+
+    d/dρ E[relu(x)relu(y)] = s_x s_y Φ₂(z_x, z_y; ρ), so the covariance is
+    s_x s_y [ρ Φ(z_x)Φ(z_y) + ∫₀^ρ (ρ − t) φ₂(z_x, z_y; t) dt]; with t = sin θ the integrand is
+    smooth, and Gauss–Legendre takes it.
+    """
+    std = torch.sqrt(torch.diagonal(cov).clamp_min(0.0))
+    z = standardise(mean, std).clamp(-1e3, 1e3)
+    safe = std.clamp_min(torch.finfo(std.dtype).tiny)
+    rho = (cov / (safe[:, None] * safe[None, :])).clamp(-1.0, 1.0)
+    cdf = normal_cdf(z)
+    total = rho * cdf[:, None] * cdf[None, :]
+    angle = torch.asin(rho)
+    squares, product = z[:, None] ** 2 + z[None, :] ** 2, z[:, None] * z[None, :]
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
+        theta = 0.5 * angle * (point + 1)
+        sine, cosine = torch.sin(theta), torch.cos(theta).clamp_min(1e-12)
+        density = torch.exp(-(squares - 2 * product * sine) / (2 * cosine**2))
+        total = total + weight * 0.5 * angle * (rho - sine) * density / (2 * math.pi)
+    return total * std[:, None] * std[None, :]
+
+
+def series_covariance(
+    function: Callable[[Tensor], Tensor], mean: Tensor, cov: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, covariance and E[f′] by Mehler: a_k = E[f(μ + s·u) h_k(u)], Cov = Σ_k a_k a_kᵀ ∘ ρᵏ."""
+    std = torch.sqrt(torch.diagonal(cov).clamp_min(1e-300))
+    points, weights = np.polynomial.hermite_e.hermegauss(96)
+    u = torch.from_numpy(points)
+    w = torch.from_numpy(weights / weights.sum())
+    values = function(mean[:, None] + std[:, None] * u[None, :]) * w
+    a = [values @ h for h in hermite(u, SERIES + 1)]
+    rho = (cov / (std[:, None] * std[None, :])).clamp(-1.0, 1.0)
+    out, power = torch.zeros_like(cov), torch.ones_like(cov)
+    for coefficient in a[1:]:
+        power = power * rho
+        out = out + power * coefficient[:, None] * coefficient[None, :]
+    return a[0], out, a[1] / std
+
+
+def activation_moments(
+    step: Step, layer: nn.Module | Call, mean: Tensor, cov: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and covariance after an activation, and E[f′] for the covariance with the rest."""
+    assert step.rule is not None
+    if step.rule.cov in (relu, leaky_relu):
+        slope = negative_slope(layer) if step.rule.cov is leaky_relu else 0.0
+        std = torch.sqrt(torch.diagonal(cov).clamp_min(0.0))
+        gate = normal_cdf(standardise(mean, std))
+        rest = 1.0 - slope
+        crossed = rest * slope * cov * (gate[:, None] + gate[None, :])
+        out = slope**2 * cov + crossed + rest**2 * relu_covariance(mean, cov)
+        return slope * mean + rest * relu_mean(mean, std), out, slope + rest * gate
+    if step.rule.cov is prelu:
+        raise InvalidInput("the dense estimator has no PReLU; use LeakyReLU for the comparison.")
+    return series_covariance(_pointwise(layer), mean, cov)
+
+
+def _pointwise(layer: nn.Module | Call) -> Callable[[Tensor], Tensor]:
+    if isinstance(layer, HermiteActivation):
+        coefficients = layer.coefficients.detach().double()
+        return lambda x: sum(
+            c * h for c, h in zip(coefficients, hermite(x, len(coefficients)), strict=True)
+        )
+    return layer
+
+
+class _Joint:
+    """Mean of each live value and the covariance over all of them together."""
+
+    def __init__(self, x: Tensor, sigma: float) -> None:
+        self.values: list[Any] = [x[None]]
+        self.at: dict[int, slice] = {0: slice(0, x.numel())}
+        self.cov = sigma**2 * torch.eye(x.numel(), dtype=torch.float64)
+
+    def add(self, slot: int, value: Tensor, own: Tensor, cross: Tensor) -> None:
+        """A new live value: its own covariance, and that with everything alive."""
+        old, new = self.cov.shape[0], own.shape[0]
+        if old + new > MAX_UNITS:
+            raise InvalidInput(
+                f"the dense estimator would hold {old + new} units at once, more than "
+                f"{MAX_UNITS}: it is meant for small networks; use linearized or sampled."
+            )
+        self.cov = torch.cat([torch.cat([self.cov, cross.T], 1), torch.cat([cross, own], 1)], 0)
+        self.at[slot] = slice(old, old + new)
+        self.values.append(value)
+
+    def drop(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            self.values[slot] = None
+            if slot not in self.at:
+                continue
+            gone = self.at.pop(slot)
+            keep = torch.ones(self.cov.shape[0], dtype=torch.bool)
+            keep[gone] = False
+            self.cov = self.cov[keep][:, keep]
+            width = gone.stop - gone.start
+            for other, place in self.at.items():
+                if place.start >= gone.stop:
+                    self.at[other] = slice(place.start - width, place.stop - width)
+
+
+def linear_matrix(step: Step, values: list[Any], slot: int) -> Tensor:
+    """The matrix of a step that is affine in one operand, from its values on basis vectors."""
+    size = values[slot].numel()
+    basis = torch.eye(size, dtype=torch.float64).view(size, *values[slot].shape[1:])
+    # A functional step may hold the batch size as a number, so it sees batches of one.
+    chunk = 256 if isinstance(step.target, nn.Module) else 1
+
+    def run(rows: Tensor) -> Tensor:
+        return step.run([*values[:slot], values[slot] + rows, *values[slot + 1 :]]).flatten(1)
+
+    moved = torch.cat([run(rows) for rows in basis.split(chunk)])
+    return (moved - step.run(values).flatten(1)).T
+
+
+def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """Mean [classes] and covariance [classes, classes] of one image's logits."""
+    joint = _Joint(x, sigma)
+    for slot, step in enumerate(plan.steps, start=1):
+        if step.rule is None:
+            joint.values.append(step.run(joint.values))
+        elif step.rule.mean is not None:
+            source = joint.at[step.random[0]]
+            value = joint.values[step.random[0]]
+            layer = step.layer(joint.values)
+            own_cov = joint.cov[source, source]
+            mean, own, gate = activation_moments(step, layer, value.flatten(), own_cov)
+            cross = gate[:, None] * joint.cov[source]
+            joint.add(slot, mean.view(value.shape), own, cross)
+        else:
+            value = step.run(joint.values)
+            cross = torch.zeros(value.numel(), joint.cov.shape[0], dtype=torch.float64)
+            matrices = [(s, linear_matrix(step, joint.values, s)) for s in set(step.random)]
+            for source_slot, matrix in matrices:
+                cross = cross + matrix @ joint.cov[joint.at[source_slot]]
+            own = torch.zeros(value.numel(), value.numel(), dtype=torch.float64)
+            for source_slot, matrix in matrices:
+                own = own + cross[:, joint.at[source_slot]] @ matrix.T
+            joint.add(slot, value, own, cross)
+        joint.drop(step.frees)
+    return joint.values[plan.output].flatten(), joint.cov[
+        joint.at[plan.output], joint.at[plan.output]
+    ]
+
+
+@torch.no_grad()
+def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
+    """The joint covariance over all units, in float64 on the CPU, in eval mode."""
+    twin = copy.deepcopy(model).double().cpu()
+    plan = build(twin, tuple(x.shape[1:]), PAPER)
+    means, covs = [], []
+    with evaluating(twin):
+        for image in x.double().cpu():
+            mean, cov = propagate(plan, image, sigma)
+            means.append(mean)
+            covs.append(cov)
+    logits, cov = torch.stack(means), torch.stack(covs)
+    top, runner_up = top_two(logits)
+    rows = torch.arange(len(x))
+    gap = logits[rows, top] - logits[rows, runner_up]
+    var = cov[rows, top, top] + cov[rows, runner_up, runner_up] - 2 * cov[rows, top, runner_up]
+    device, dtype = x.device, x.dtype
+    gap, var = gap.to(device, dtype), var.clamp_min(0.0).to(device, dtype)
+    return margin_of(gap, var, sigma, top.to(device), runner_up.to(device))

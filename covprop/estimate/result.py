@@ -1,0 +1,35 @@
+"""The answer every estimator gives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from covprop.gaussian import Gaussian
+from covprop.propagate.settings import PAPER, Settings
+from covprop.radius import margin_variance, ratio, top_two
+
+
+class Margin(NamedTuple):
+    """The margin u_top − u_runner_up of each image under the noise; all fields are [b]."""
+
+    mean: Tensor
+    var: Tensor
+    radius: Tensor  # estimated: σ·mean/√var
+    top: Tensor
+    runner_up: Tensor
+
+
+def margin_of(mean: Tensor, var: Tensor, sigma: float, top: Tensor, runner_up: Tensor) -> Margin:
+    """A `Margin` with its radius filled in."""
+    return Margin(mean, var, sigma * ratio(mean, var), top, runner_up)
+
+
+def gaussian_margin(out: Gaussian, sigma: float, settings: Settings = PAPER) -> Margin:
+    """The margin of logits that are Gaussian with one covariance for the batch."""
+    top, runner_up = top_two(out.mean)
+    mean = out.mean.to(out.cov.dtype)
+    gap = (mean.gather(1, top[:, None]) - mean.gather(1, runner_up[:, None])).squeeze(1)
+    var = margin_variance(out.cov, top, runner_up, settings)
+    return margin_of(gap, var, sigma, top, runner_up)

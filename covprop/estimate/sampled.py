@@ -1,0 +1,42 @@
+"""Monte Carlo: the margin's mean and variance from noisy samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+from covprop.estimate.result import Margin, margin_of
+from covprop.radius import top_two
+
+
+@torch.no_grad()
+def sampled(
+    model: nn.Module,
+    x: Tensor,
+    sigma: float,
+    samples: int = 1000,
+    chunk: int = 256,
+    generator: torch.Generator | None = None,
+) -> Margin:
+    """Draw `samples` noisy copies of each image, at most `chunk` images at a time in memory.
+
+    The top two classes are those of the mean logits. Memory holds the logits of all samples.
+    """
+    if samples < 2:
+        raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
+    draws = []
+    for image in x:
+        rows = []
+        for start in range(0, samples, chunk):
+            copies = image.expand(min(chunk, samples - start), *image.shape)
+            noise = torch.randn(copies.shape, device=x.device, dtype=x.dtype, generator=generator)
+            rows.append(model(copies + sigma * noise))
+        draws.append(torch.cat(rows))
+    logits = torch.stack(draws)  # [b, samples, classes]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    top, runner_up = top_two(logits.mean(1))
+    pair = torch.stack([top, runner_up], 1)[:, None, :].expand(-1, samples, -1)
+    values = logits.gather(2, pair)
+    gap = values[..., 0] - values[..., 1]
+    return margin_of(gap.mean(1), gap.var(1), sigma, top, runner_up)

@@ -1,0 +1,97 @@
+"""Layers this package adds: act norm and a learnable Hermite activation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Values [C] shaped to broadcast over x [b, C, ...]."""
+    return values.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+class ActNorm(nn.Module):
+    """Channel-wise affine map (x + shift)·exp(log_scale), started from data.
+
+    The first batch seen in training sets shift and scale so that each channel of that batch comes
+    out with mean 0 and variance 1; from then on both are ordinary parameters.
+    """
+
+    initialized: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(num_features))
+        self.log_scale = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("initialized", torch.tensor(False))
+        self._pending = True  # host-side copy, so that a step need not read the device
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        """Set shift and scale from a batch."""
+        dims = [0, *range(2, x.ndim)]
+        wide = x.to(self.shift.dtype)
+        self.shift.copy_(-wide.mean(dims))
+        self.log_scale.copy_(-0.5 * torch.log(wide.var(dims, correction=0) + 1e-6))
+        self.initialized.fill_(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self._pending and not x.is_meta:
+            if not bool(self.initialized):
+                self.initialize(x)
+            self._pending = False
+        return (x + per_channel(self.shift, x)) * per_channel(self.log_scale.exp(), x)
+
+
+class HermiteActivation(nn.Module):
+    """f(x) = Σ_k c_k h_k(x), with learnable c_k and h_k the normalised Hermite polynomials.
+
+    The h_k are orthonormal under the standard normal: E[h_j(u) h_k(u)] = δ_jk, and for two
+    standard normals with correlation ρ, E[h_j(u) h_k(v)] = δ_jk ρᵏ (Mehler), so mean and
+    covariance after the activation are exact under a Gaussian. It starts as the degree-k
+    projection of ReLU.
+
+    Example:
+        >>> HermiteActivation(4)(torch.zeros(1)).shape
+        torch.Size([1])
+    """
+
+    def __init__(self, degree: int = 4) -> None:
+        super().__init__()
+        if degree < 1:
+            raise ValueError(f"HermiteActivation has degree {degree}: it needs at least 1.")
+        self.coefficients = nn.Parameter(torch.tensor(relu_coefficients(degree)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for coefficient, value in zip(
+            self.coefficients, hermite(x, len(self.coefficients)), strict=True
+        ):
+            total = total + coefficient * value
+        return total
+
+    def extra_repr(self) -> str:
+        return f"degree={len(self.coefficients) - 1}"
+
+
+def hermite(x: Tensor, count: int) -> list[Tensor]:
+    """The first `count` normalised Hermite polynomials: h_k = (x h_{k−1} − √(k−1) h_{k−2})/√k."""
+    values = [torch.ones_like(x), x]
+    for k in range(2, count):
+        values.append((x * values[-1] - math.sqrt(k - 1) * values[-2]) / math.sqrt(k))
+    return values[:count]
+
+
+def relu_coefficients(degree: int) -> list[float]:
+    """E[relu(u) h_k(u)] for k = 0 … degree: 1/√(2π), 1/2, then for even k ≥ 2
+    (−1)^{k/2+1} (k−3)!!/√(2π k!), and 0 for odd k ≥ 3."""
+    coefficients = [1 / math.sqrt(2 * math.pi), 0.5]
+    for k in range(2, degree + 1):
+        double_factorial = math.prod(range(k - 3, 0, -2))
+        sign = (-1) ** (k // 2 + 1)
+        even = sign * double_factorial / math.sqrt(2 * math.pi * math.factorial(k))
+        coefficients.append(even if k % 2 == 0 else 0.0)
+    return coefficients[: degree + 1]

@@ -1,0 +1,88 @@
+"""What is wrong with a model, in words: every fault with its place, its reason and its remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from covprop.errors import UnsupportedModel
+
+
+class Fault(NamedTuple):
+    """One operation that cannot be propagated."""
+
+    name: str
+    operation: str
+    where: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.name}: {self.operation}{place}: {self.why}; {self.remedy}."
+
+
+MAX_POOL = (
+    "the maximum of Gaussians is not Gaussian",
+    "use average pooling (covprop.fix does it for you)",
+)
+PER_IMAGE_NORM = (
+    "it divides by a statistic of each image, so the covariance would differ by image",
+    "use nn.BatchNorm or covprop.ActNorm (covprop.fix puts in ActNorm)",
+)
+SOFTMAX = ("it is not element-wise", "let the model return logits")
+ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
+
+REASONS: dict[Any, tuple[str, str]] = {
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), MAX_POOL),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), MAX_POOL),
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), MAX_POOL),
+    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL),
+    **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL),
+    **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm), PER_IMAGE_NORM),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), PER_IMAGE_NORM),
+    **dict.fromkeys((F.layer_norm, F.group_norm, F.instance_norm), PER_IMAGE_NORM),
+    **dict.fromkeys((nn.RMSNorm, F.rms_norm, F.normalize), PER_IMAGE_NORM),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax), SOFTMAX),
+    **dict.fromkeys((torch.softmax, torch.Tensor.softmax, torch.log_softmax), SOFTMAX),
+    **dict.fromkeys((nn.MultiheadAttention, F.scaled_dot_product_attention), ATTENTION),
+}
+
+
+def explain(operation: Any) -> tuple[str, str]:
+    """Why an operation without a rule cannot be propagated, and what to do about it."""
+    try:
+        known = REASONS.get(operation)
+    except TypeError:
+        known = None
+    return known or (
+        "it has no rule",
+        "register one with covprop.rule, or covprop.elementwise if it is an activation",
+    )
+
+
+def unsupported(model: str, faults: Sequence[Fault]) -> UnsupportedModel:
+    """The error that lists every fault of a model."""
+    count = "one operation" if len(faults) == 1 else f"{len(faults)} operations"
+    lines = "\n".join(f"  {fault}" for fault in faults)
+    error = UnsupportedModel(f"{model} has {count} that covprop cannot propagate:\n{lines}")
+    error.faults = tuple(faults)
+    return error
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def source_line(node: fx.Node) -> str:
+    """The innermost line of the user's own code that made a node, as file:line."""
+    found = ""
+    for match in _FRAME.finditer(node.stack_trace or ""):
+        if "/torch/" not in match["file"] and "/covprop/propagate/" not in match["file"]:
+            found = f"{match['file']}:{match['line']}"
+    return found

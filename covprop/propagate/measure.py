@@ -1,0 +1,80 @@
+"""What noisy samples show at every layer: channel variances and the correlation of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from covprop.propagate.plan import Plan
+
+
+class LayerNoise(NamedTuple):
+    """The noise measured after one layer."""
+
+    variance: Tensor  # [channels], averaged over images and pixels
+    correlation: float  # largest |correlation| of a pixel with a neighbour
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, every module's own mode restored afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def neighbour_correlation(noise: Tensor) -> float:
+    """max over offsets of |Σ_c Cov(u_c(p), u_c(p + offset))| / Σ_c Var(u_c).
+
+    `noise` is [b, samples, C, *spatial] with zero mean over samples. The ratio of traces is the
+    correlation of neighbouring pixels as vectors, averaged over channels by their variance;
+    offsets are the neighbours in the window of the next layer: one step along each axis.
+    """
+    largest = 0.0
+    for axis in range(3, noise.ndim):
+        if noise.shape[axis] < 2:
+            continue
+        size = noise.shape[axis] - 1
+        left, right = noise.narrow(axis, 0, size), noise.narrow(axis, 1, size)
+        power = 0.5 * (left.square().mean() + right.square().mean())
+        largest = max(largest, float((left * right).mean() / power.clamp_min(1e-30)).__abs__())
+    return min(largest, 1.0)
+
+
+def measure(
+    plan: Plan, model: nn.Module, x: Tensor, sigma: float, samples: int,
+    channels: list[int | None],
+) -> dict[int, LayerNoise]:  # fmt: skip
+    """Run `samples` noisy copies of each image through the network itself, in eval mode.
+
+    `channels` gives the channels of each slot's covariance, which tells a flattened image from a
+    vector of channels.
+    """
+    batch = x.shape[0]
+    copies = x.repeat_interleave(samples, dim=0)
+    noisy = copies + sigma * torch.randn_like(copies)
+    found: dict[int, LayerNoise] = {}
+
+    def visit(slot: int, value: Tensor) -> None:
+        count = channels[slot]
+        assert count is not None
+        wide = value if value.dtype == torch.float64 else value.float()
+        noise = wide.unflatten(0, (batch, samples))
+        noise = noise - noise.mean(1, keepdim=True)
+        if value.shape[1] != count:
+            noise = noise.unflatten(2, (count, -1))
+        dims = [0, 1, *range(3, noise.ndim)]
+        variance = noise.square().mean(dims) * (samples / (samples - 1))
+        found[slot] = LayerNoise(variance, neighbour_correlation(noise))
+
+    with evaluating(model):
+        plan.run_plain(noisy, visit)
+    return found

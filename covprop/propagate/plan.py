@@ -1,0 +1,209 @@
+"""A model as a flat tuple of plain steps, and the passes over them.
+
+A loop over plain steps, rather than an interpreter of the fx graph, is what compiles, trains
+under DDP, deep-copies and works with functional_call: steps refer to the user's own modules.
+`trace.py` makes the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covprop.gaussian import Gaussian
+from covprop.propagate.registry import Call, Rule, Unsupported
+from covprop.propagate.settings import Settings
+
+Correct = Callable[[int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """In a step's arguments: the value of an earlier step."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A parameter, buffer or constant of a module, read anew in every pass."""
+
+    owner: nn.Module
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A plain value that stands where the trace had an argument of forward."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the network, with the rule that maps its covariance."""
+
+    name: str  # qualified name for a module, node name otherwise
+    target: Any  # a module, a function, an Attribute or a Constant
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    where: str = ""  # the user's source line
+    random: tuple[int, ...] = ()  # slots of its random operands
+    operands: tuple[int | None, ...] = ()  # slot of each operand, None for a constant
+    shapes: tuple[tuple[int, ...], ...] = ()  # shape of each operand, without the batch
+    out_shape: tuple[int, ...] = ()
+    rule: Rule | None = None  # None: the step's value carries no noise
+    fixed: bool = False  # computed from weights and constants alone, without the image
+    frees: tuple[int, ...] = ()  # slots no later step reads
+
+    def run(self, values: list[Any]) -> Any:
+        """The step itself, on plain values."""
+        if isinstance(self.target, Attribute):
+            return getattr(self.target.owner, self.target.name)
+        if isinstance(self.target, Constant):
+            return self.target.value
+        args = fill(self.args, values)
+        return self.target(*args, **fill(self.kwargs, values))
+
+    def layer(self, values: list[Any]) -> nn.Module | Call:
+        """What a rule sees: the module, or the functional call with its constant arguments."""
+        if isinstance(self.target, nn.Module):
+            return self.target
+        given: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        noisy = next(
+            (k for k, arg in given.items() if refs(arg) and refs(arg)[0] in self.random), 0
+        )
+        return Call(self.target, fill(self.args, values), fill(self.kwargs, values), noisy)
+
+    def covariance(
+        self, layer: nn.Module | Call, covs: Sequence[Tensor | None], values: list[Any],
+        settings: Settings,
+    ) -> Tensor:  # fmt: skip
+        """Apply the covariance rule, handing it the extras it asks for."""
+        assert self.rule is not None
+        extras: dict[str, Any] = {}
+        for name in self.rule.extras:
+            if name == "mean":
+                extras[name] = values[self.random[0]]
+            elif name == "shape":
+                extras[name] = self.shapes[self.operands.index(self.random[0])]
+            elif name == "shapes":
+                extras[name] = self.shapes
+            else:
+                extras[name] = self.out_shape
+        settings = settings.of_layer(self.name)
+        if self.rule.several:
+            given = tuple(None if slot is None else covs[slot] for slot in self.operands)
+            return self.rule.cov(layer, given, settings, **extras)
+        if len(self.random) > 1:
+            raise Unsupported("it combines several random values", "register a rule for it")
+        return self.rule.cov(layer, covs[self.random[0]], settings, **extras)
+
+    def mean(
+        self, layer: nn.Module | Call, covs: Sequence[Tensor | None], values: list[Any],
+        settings: Settings,
+    ) -> Tensor:  # fmt: skip
+        """Apply the mean rule, or the step itself where the layer maps the mean."""
+        if self.rule is None or self.rule.mean is None:
+            return self.run(values)
+        slot = self.random[0]
+        return self.rule.mean(layer, values[slot], covs[slot], settings)
+
+
+def fill(arg: Any, values: list[Any]) -> Any:
+    """Arguments with every Ref replaced by its value."""
+    if isinstance(arg, Ref):
+        return values[arg.slot]
+    if isinstance(arg, tuple):
+        return tuple(fill(item, values) for item in arg)
+    if isinstance(arg, list):
+        return [fill(item, values) for item in arg]
+    if isinstance(arg, dict):
+        return {key: fill(item, values) for key, item in arg.items()}
+    if isinstance(arg, slice):
+        return slice(fill(arg.start, values), fill(arg.stop, values), fill(arg.step, values))
+    return arg
+
+
+def refs(arg: Any) -> list[int]:
+    """Every slot an argument refers to, in order."""
+    if isinstance(arg, Ref):
+        return [arg.slot]
+    if isinstance(arg, dict):
+        return refs(list(arg.values()))
+    if isinstance(arg, slice):
+        return refs([arg.start, arg.stop, arg.step])
+    if isinstance(arg, tuple | list):
+        return [slot for item in arg for slot in refs(item)]
+    return []
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a model for one input shape. Slot 0 is the image; step k writes slot k + 1."""
+
+    steps: tuple[Step, ...]
+    output: int
+    input_shape: tuple[int, ...]
+
+    def covariances(
+        self, cov: Tensor, settings: Settings, correct: Correct | None = None
+    ) -> list[Tensor | None]:
+        """The covariance of every slot, from the weights and σ alone."""
+        covs: list[Tensor | None] = [cov]
+        values: list[Any] = [None]
+        for slot, step in enumerate(self.steps, start=1):
+            if step.rule is None:
+                covs.append(None)
+                values.append(step.run(values) if step.fixed else None)
+                continue
+            out = step.covariance(step.layer(values), covs, values, settings)
+            covs.append(correct(slot, out) if correct else out)
+            values.append(None)
+        return covs
+
+    def run(
+        self, x: Tensor, settings: Settings, covs: Sequence[Tensor | None],
+        correct: Correct | None = None,
+    ) -> Gaussian:  # fmt: skip
+        """Mean and covariance together. `covs` holds the input's covariance, and those of all
+        slots when they are known already: then only means are computed."""
+        values: list[Any] = [x]
+        known = len(covs) > 1
+        covs = list(covs)
+        for slot, step in enumerate(self.steps, start=1):
+            if step.rule is None:
+                values.append(step.run(values))
+                if not known:
+                    covs.append(None)
+            else:
+                layer = step.layer(values)
+                if not known:
+                    with full_precision(x):
+                        out = step.covariance(layer, covs, values, settings)
+                        covs.append(correct(slot, out) if correct else out)
+                values.append(step.mean(layer, covs, values, settings))
+            for slot_done in step.frees:
+                values[slot_done] = None
+        cov = covs[self.output]
+        assert cov is not None
+        return Gaussian(values[self.output], cov)
+
+    def run_plain(self, x: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+        """The network itself, step by step, showing `visit` the value of every random slot."""
+        values: list[Any] = [x]
+        for slot, step in enumerate(self.steps, start=1):
+            values.append(step.run(values))
+            if step.rule is not None:
+                visit(slot, values[slot])
+            for slot_done in step.frees:
+                values[slot_done] = None
+
+
+def full_precision(x: Tensor) -> torch.autocast:
+    """Σ is never computed in half precision, whatever autocast does to the mean."""
+    return torch.autocast(device_type=x.device.type, enabled=False)

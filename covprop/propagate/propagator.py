@@ -1,0 +1,192 @@
+"""`Propagator`: a model that maps images to the Gaussian of its logits under input noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+from covprop.gaussian import Gaussian
+from covprop.propagate.measure import measure
+from covprop.propagate.plan import full_precision
+from covprop.propagate.settings import PAPER, Settings
+from covprop.propagate.trace import build
+
+
+def check_sigma(sigma: float) -> float:
+    """σ as a float, or one sentence about what is wrong with it."""
+    value = float(sigma)
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
+    return value
+
+
+class Propagator(nn.Module):
+    """Propagate N(x, σ²I) through a classifier in closed form.
+
+    The input of every layer is Gaussian with a mean for each image and pixel and one channel
+    covariance Σ for all of them. Σ depends on the weights and σ alone, so one small pass serves
+    the whole batch, and none is needed inside `frozen()`.
+
+    The model is used as it is: its modules, parameters and modes are its own, and it trains
+    through the propagator (`prop.parameters()` are the model's).
+
+    Args:
+        model: any nn.Module that torch.fx can trace, returning logits [batch, classes].
+        sigma: standard deviation of the noise, on the scale of the model's input.
+        input_shape: shape of one image, (channels, height, width).
+        settings: `PAPER`, `REFERENCE` or your own.
+        calibrated: correct the propagated variances by measured ones; see `calibrate`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        >>> prop = Propagator(model, sigma=0.25, input_shape=(1, 8, 8))
+        >>> out = prop(torch.zeros(5, 1, 8, 8))
+        >>> out.mean.shape, out.cov.shape
+        (torch.Size([5, 3]), torch.Size([3, 3]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sigma: float,
+        input_shape: Sequence[int],
+        settings: Settings = PAPER,
+        calibrated: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.sigma = check_sigma(sigma)
+        self.settings = settings
+        self.input_shape = tuple(input_shape)
+        self.calibrated = calibrated
+        self.plan = build(model, self.input_shape, settings)
+        self.r_max: dict[str, float] | None = None
+        self._frozen: list[Tensor | None] | None = None
+        self.calibrations = 0
+        if calibrated:
+            for slot, step in enumerate(self.plan.steps, start=1):
+                if step.rule is not None:
+                    self.register_buffer(f"variance_{slot}", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Gaussian:
+        """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
+        self._check(x)
+        if self._frozen is not None:
+            return self.plan.run(x, self.settings, self._frozen)
+        settings = self._settings(x)
+        if self.calibrated and self.calibrations == 0:
+            self.calibrate(x)
+        correct = self._correct if self.calibrated else None
+        return self.plan.run(x, settings, [self._input_cov(x)], correct)
+
+    def covariances(self) -> list[Tensor | None]:
+        """Σ at the input and after every step (None for values without noise), image-free.
+
+        Batch norms use their running variance here, also in training mode.
+        """
+        like = next(self.model.parameters(), torch.empty(0))
+        correct = self._correct if self.calibrated and self.calibrations else None
+        with full_precision(like):
+            return self.plan.covariances(self._input_cov(like), self._settings(None), correct)
+
+    @contextmanager
+    def frozen(self) -> Iterator[Propagator]:
+        """Compute Σ once and reuse it: for evaluation, while the weights do not change."""
+        with torch.no_grad():
+            self._frozen = self.covariances()
+        try:
+            yield self
+        finally:
+            self._frozen = None
+
+    @torch.no_grad()
+    def measure_r_max(self, x: Tensor, samples: int = 16) -> dict[str, float]:
+        """Measure r_max of every convolution and pool from noisy samples of a few images.
+
+        Used from then on when the settings say `r_max="estimated"`; the first forward pass does
+        it by itself on the batch it is given.
+        """
+        self._check(x)
+        found = measure(self.plan, self.model, x, self.sigma, samples, self._channels())
+        self.r_max = {
+            step.name: found[slot].correlation
+            for slot, step in enumerate(self.plan.steps, start=1)
+            if slot in found
+        }
+        return self.r_max
+
+    @torch.no_grad()
+    def calibrate(self, x: Tensor, samples: int = 2, momentum: float = 0.0) -> None:
+        """Measure each layer's channel variances on noisy samples of x.
+
+        new = momentum · old + (1 − momentum) · measured; 0 keeps only this measurement, 0.9 is an
+        exponential average over training steps. Propagated covariances are then rescaled to
+        D Σ D, with D = √(measured/propagated) held constant: measured variances, propagated
+        correlations.
+        """
+        if not self.calibrated:
+            raise InvalidInput("calibrate needs Propagator(..., calibrated=True).")
+        self._check(x)
+        found = measure(self.plan, self.model, x, self.sigma, samples, self._channels())
+        for slot, layer in found.items():
+            old = getattr(self, f"variance_{slot}")
+            new = layer.variance
+            if self.calibrations and len(old) == len(new):
+                new = momentum * old + (1 - momentum) * new
+            setattr(self, f"variance_{slot}", new)
+        self.calibrations += 1
+
+    def _correct(self, slot: int, cov: Tensor) -> Tensor:
+        measured = getattr(self, f"variance_{slot}").to(cov.dtype)
+        propagated = torch.diagonal(cov).detach()
+        tiny = torch.finfo(cov.dtype).tiny
+        scale = torch.sqrt(measured / propagated.clamp_min(tiny))
+        scale = torch.where(propagated > 0, scale, torch.ones_like(scale))
+        return cov * (scale[:, None] * scale[None, :])
+
+    def _channels(self) -> list[int | None]:
+        """How many channels the covariance of every slot has."""
+        with torch.no_grad():
+            like = next(self.model.parameters(), torch.empty(0))
+            settings = self.settings.but(r_max=0.0)
+            covs = self.plan.covariances(self._input_cov(like), settings)
+        return [None if cov is None else len(cov) for cov in covs]
+
+    def _settings(self, x: Tensor | None) -> Settings:
+        if self.settings.r_max != "estimated":
+            return self.settings
+        if self.r_max is None:
+            if x is None:
+                raise InvalidInput(
+                    'r_max="estimated" needs images: call prop.measure_r_max(x) first.'
+                )
+            self.measure_r_max(x)
+        assert self.r_max is not None
+        return self.settings.but(r_max=self.r_max)
+
+    def _input_cov(self, like: Tensor) -> Tensor:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        eye = torch.eye(self.input_shape[0], dtype=dtype, device=like.device)
+        return self.sigma**2 * eye
+
+    def _check(self, x: Tensor) -> None:
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise InvalidInput(
+                f"the input has shape {list(x.shape)}: this propagator was built for "
+                f"[batch, {', '.join(map(str, self.input_shape))}]; build one with "
+                f"input_shape={tuple(x.shape[1:])}."
+            )
+        weight = next(self.model.parameters(), x)
+        if x.device != weight.device:
+            raise InvalidInput(
+                f"the input is on {x.device} and the model on {weight.device}: "
+                "move one to the other."
+            )
+
+    def extra_repr(self) -> str:
+        return f"sigma={self.sigma}, input_shape={self.input_shape}, steps={len(self.plan.steps)}"

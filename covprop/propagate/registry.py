@@ -1,0 +1,152 @@
+"""Which operation has which rule: exact look-up by module type or function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Operation = type[nn.Module] | Callable[..., Any]
+
+_EXTRAS = ("mean", "shape", "out_shape", "shapes")
+
+
+class Unsupported(Exception):
+    """Raised by a rule that cannot handle this use of its operation: why, and what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one operation maps a covariance, and, where the layer itself will not do, a mean."""
+
+    cov: Callable[..., Tensor]
+    mean: Callable[..., Tensor] | None
+    several: bool  # takes the covariances of all operands (None for a constant)
+    extras: tuple[str, ...]  # which of mean, shape, out_shape, shapes it asks for
+
+
+_RULES: dict[Operation, Rule] = {}
+
+
+class Call:
+    """A functional call, seen by a rule as `layer`: its arguments, and itself as a function.
+
+    `call.get(1, "stride", 1)` reads an argument by position or name; `call(x)` runs the call
+    with x in the place of its random operand.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict, noisy: int | str):
+        self.function, self.args, self.kwargs, self.noisy = function, args, kwargs, noisy
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(self.noisy, str):
+            return self.function(*self.args, **{**self.kwargs, self.noisy: x})
+        return self.function(
+            *self.args[: self.noisy], x, *self.args[self.noisy + 1 :], **self.kwargs
+        )
+
+
+def option(layer: nn.Module | Call, position: int, name: str, default: Any = None) -> Any:
+    """An option of a layer, whether it came as a module or as a functional call."""
+    return layer.get(position, name, default) if isinstance(layer, Call) else getattr(layer, name)
+
+
+def rule(
+    *operations: Operation, mean: Callable[..., Tensor] | None = None
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Register how operations map a covariance.
+
+    The decorated function has the signature `(layer, cov, settings) -> cov`: `layer` is the module
+    (or the functional call, a `Call`), `cov` the [N, N] covariance of its input over channels.
+    It may ask for more by naming further parameters: `shape` and `out_shape` (of the input and the
+    output, without the batch), `mean` (the mean of the input, None when Σ is computed without an
+    image). An operation on several tensors names its second parameter `covs` and gets a tuple,
+    None for an operand without noise, and may ask for `shapes`.
+
+    The mean is mapped by the layer itself, unless `mean=` gives a function
+    `(layer, mean, cov, settings) -> mean`.
+
+    Example: a layer that doubles its input.
+        >>> class Double(nn.Module):
+        ...     def forward(self, x):
+        ...         return 2 * x
+        >>> @rule(Double)
+        ... def double(layer, cov, settings):
+        ...     return 4 * cov
+    """
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        names = list(inspect.signature(function).parameters)
+        if len(names) < 3:
+            raise TypeError(
+                f"the rule {function.__name__} takes ({', '.join(names)}): a rule's signature is "
+                "(layer, cov, settings), optionally followed by shape, out_shape or mean."
+            )
+        unknown = [name for name in names[3:] if name not in _EXTRAS]
+        if unknown:
+            raise TypeError(
+                f"the rule {function.__name__} asks for {', '.join(unknown)}: "
+                f"a rule may ask for {', '.join(_EXTRAS)}."
+            )
+        entry = Rule(function, mean, names[1] == "covs", tuple(names[3:]))
+        for operation in dict.fromkeys(operations):
+            if operation in _RULES:
+                raise ValueError(
+                    f"{describe(operation)} has a rule already "
+                    f"({_RULES[operation].cov.__module__}.{_RULES[operation].cov.__name__}): "
+                    "subclass the layer and register the subclass."
+                )
+            _RULES[operation] = entry
+        return function
+
+    return register
+
+
+def find(operation: Operation) -> Rule | None:
+    """The rule of an operation, by exact type; None where there is none."""
+    try:
+        return _RULES.get(operation)
+    except TypeError:  # not hashable: certainly not registered
+        return None
+
+
+def has_rule(module: nn.Module) -> bool:
+    """Whether a module is one step of the propagation, rather than traced into."""
+    return type(module) in _RULES
+
+
+def registered() -> Iterable[Operation]:
+    """Every operation that has a rule."""
+    return tuple(_RULES)
+
+
+def describe(operation: Any) -> str:
+    """The name of an operation as a user writes it."""
+    if isinstance(operation, type):
+        return f"nn.{operation.__name__}" if _is_torch(operation) else operation.__name__
+    name = getattr(operation, "__name__", str(operation))
+    if getattr(torch.Tensor, name, None) is operation:
+        return f"Tensor.{name}"
+    if getattr(nn.functional, name, None) is operation:
+        return f"F.{name}"
+    if getattr(torch, name, None) is operation:
+        return f"torch.{name}"
+    return name
+
+
+def _is_torch(operation: type) -> bool:
+    return operation.__module__.startswith("torch.nn")

@@ -1,0 +1,176 @@
+"""Element-wise activations: the mean in closed form or by quadrature, the covariance as a bound.
+
+With α the largest slope of f, f(x) − f(y) is at most α|x − y|, and the covariance after f is
+taken as α²Σ: Σ itself for ReLU. It does not depend on the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.kernels import moment_relu
+from covprop.kernels.moments import (
+    gelu_mean,
+    hermite_coefficients,
+    leaky_relu_mean,
+    quadrature_mean,
+)
+from covprop.layers import HermiteActivation, per_channel
+from covprop.propagate.registry import Call, Operation, option, rule
+from covprop.propagate.rules.norm import expand_pixels
+from covprop.propagate.settings import Settings
+
+Layer = nn.Module | Call
+Slope = float | Callable[[Layer], float]
+
+
+def channel_std(cov: Tensor, features: int) -> Tensor:
+    """√diag Σ for each feature: one a channel, repeated over the pixels of a flattened image.
+
+    A zero variance has a zero derivative here instead of an infinite one.
+    """
+    variance = torch.diagonal(cov)
+    std = torch.sqrt(variance.clamp_min(torch.finfo(cov.dtype).tiny))
+    std = torch.where(variance > 0, std, torch.zeros_like(std))
+    return std if len(std) == features else std.repeat_interleave(features // len(std))
+
+
+def shaped_std(mean: Tensor, cov: Tensor) -> Tensor:
+    """The standard deviation of every entry of `mean`, shaped to broadcast."""
+    return per_channel(channel_std(cov, mean.shape[1]), mean)
+
+
+def relu_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    return moment_relu(mean, channel_std(cov, mean.shape[1]))
+
+
+@rule(
+    *(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_),
+    *(torch.Tensor.relu, torch.Tensor.relu_),
+    mean=relu_mean,
+)
+def relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ (+ a floor on the diagonal): ReLU does not increase a variance."""
+    if settings.relu_floor == 0.0:
+        return cov
+    return cov + settings.relu_floor * torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
+
+
+def negative_slope(layer: Layer) -> float:
+    return float(option(layer, 1, "negative_slope", 0.01))
+
+
+def leaky_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    return moment_relu(mean, channel_std(cov, mean.shape[1]), negative_slope(layer))
+
+
+@rule(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, mean=leaky_mean)
+def leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    return cov * max(1.0, abs(negative_slope(layer))) ** 2
+
+
+def prelu_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    slope = option(layer, 1, "weight")
+    s = shaped_std(mean, cov).to(mean.dtype)
+    return leaky_relu_mean(mean, s, per_channel(slope, mean).to(mean.dtype))
+
+
+@rule(nn.PReLU, F.prelu, mean=prelu_mean)
+def prelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    slope = option(layer, 1, "weight").detach().abs().clamp_min(1.0).max()
+    return cov * slope.to(cov.dtype) ** 2
+
+
+GELU_SLOPE = 1.128904145
+
+
+def gelu_or_quadrature(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    if option(layer, 1, "approximate", "none") != "none":
+        return elementwise_mean(layer, mean, cov, settings)
+    return gelu_mean(mean.to(cov.dtype), shaped_std(mean, cov)).to(mean.dtype)
+
+
+@rule(nn.GELU, F.gelu, mean=gelu_or_quadrature)
+def gelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    return cov * GELU_SLOPE**2
+
+
+def elementwise_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    s = shaped_std(mean, cov)
+    return quadrature_mean(layer, mean.to(cov.dtype), s, settings.quadrature_nodes).to(mean.dtype)
+
+
+def elementwise(*operations: Operation, slope: Slope) -> None:
+    """Register an element-wise activation: mean by quadrature, covariance α²Σ, α = `slope`.
+
+    Quadrature is accurate for smooth functions; where f has kinks, or bends over a length much
+    shorter than s, raise `Settings.quadrature_nodes`.
+
+    Example:
+        >>> class Swish2(nn.Module):
+        ...     def forward(self, x):
+        ...         return x * torch.sigmoid(2 * x)
+        >>> elementwise(Swish2, slope=1.0999)
+    """
+
+    @rule(*operations, mean=elementwise_mean)
+    def scaled(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+        return cov * (slope(layer) if callable(slope) else slope) ** 2
+
+
+def elu_slope(layer: Layer) -> float:
+    return max(1.0, float(option(layer, 1, "alpha", 1.0)))
+
+
+elementwise(nn.SiLU, F.silu, slope=1.099839320)
+elementwise(nn.Mish, F.mish, slope=1.088491090)
+elementwise(nn.Tanh, F.tanh, torch.tanh, torch.Tensor.tanh, slope=1.0)
+elementwise(nn.Sigmoid, F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid, slope=0.25)
+elementwise(nn.LogSigmoid, F.logsigmoid, slope=1.0)
+elementwise(nn.Softplus, F.softplus, slope=1.0)
+elementwise(nn.Softsign, F.softsign, slope=1.0)
+elementwise(nn.Softshrink, F.softshrink, slope=1.0)
+elementwise(nn.Tanhshrink, F.tanhshrink, slope=1.0)
+elementwise(nn.ELU, F.elu, slope=elu_slope)
+elementwise(nn.CELU, F.celu, slope=1.0)
+elementwise(nn.SELU, F.selu, torch.selu, slope=1.758099341)
+elementwise(nn.ReLU6, F.relu6, slope=1.0)
+elementwise(nn.Hardtanh, F.hardtanh, slope=1.0)
+elementwise(nn.Hardsigmoid, F.hardsigmoid, slope=1.0 / 6.0)
+elementwise(nn.Hardswish, F.hardswish, slope=1.5)
+
+
+def hermite_mean(layer: HermiteActivation, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    s = shaped_std(mean, cov)
+    coefficients = layer.coefficients.to(cov.dtype)
+    return hermite_coefficients(coefficients, mean.to(cov.dtype), s)[0].to(mean.dtype)
+
+
+@rule(HermiteActivation, mean=hermite_mean)
+def hermite(
+    layer: HermiteActivation, cov: Tensor, settings: Settings, mean: Tensor | None, shape: tuple
+) -> Tensor:
+    """Mehler: Cov(f(x_i), f(x_j)) = Σ_{k≥1} a_k[i] a_k[j] ρ_ijᵏ, exact for a Gaussian.
+
+    The a_k depend on the mean; the shared covariance is their average over images and pixels, or
+    that at mean 0 when Σ is computed without an image.
+    """
+    features = shape[0]
+    std = channel_std(cov, features)
+    cov = expand_pixels(cov, features)
+    safe = std.clamp_min(torch.finfo(std.dtype).tiny)
+    correlation = cov / (safe[:, None] * safe[None, :])
+    at = std.new_zeros(1, features) if mean is None else mean.to(cov.dtype)
+    coefficients = layer.coefficients.to(cov.dtype)
+    if settings.detach_covariance:
+        coefficients = coefficients.detach()
+    total, power = torch.zeros_like(cov), torch.ones_like(cov)
+    for a in hermite_coefficients(coefficients, at, per_channel(std, at))[1:]:
+        power = power * correlation
+        rows = a.transpose(0, 1).flatten(1)
+        total = total + power * (rows @ rows.T) / rows.shape[1]
+    return total

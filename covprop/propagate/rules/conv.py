@@ -1,0 +1,80 @@
+"""Convolutions: Σ_out = factor · Σ_t W_t Σ W_tᵀ over the taps t of the kernel.
+
+Index letters: o output channel, i and j input channels, t tap, g and h groups.
+
+One covariance is shared by all output pixels: that of an interior pixel, which sees every tap. A
+pixel at a zero-padded border sees fewer, so the shared value bounds its covariance. The other
+padding modes repeat pixels at the border; these few pixels are treated as interior ones.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.propagate.registry import Call, rule
+from covprop.propagate.settings import Settings
+
+
+def sum_over_taps(cov: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+    """Σ_t W_t Σ W_tᵀ for a weight laid out [o, t, i].
+
+    Without groups these are two plain matrix products: [ot, i] @ [i, i], then [o, ti] @ [ti, o].
+    A channels-last convolution weight has this layout in memory, so nothing is copied.
+    """
+    out_channels, taps, in_channels = weight.shape
+    if groups == 1:
+        product = (weight.reshape(out_channels * taps, in_channels) @ cov).view(out_channels, -1)
+        return product @ weight.reshape(out_channels, -1).T
+    grouped = weight.view(groups, out_channels // groups, taps, in_channels)
+    blocks = cov.view(groups, in_channels, groups, in_channels)
+    product = torch.einsum("goti,gihj->gothj", grouped, blocks)
+    return torch.einsum("gothj,hptj->gohp", product, grouped).reshape(out_channels, out_channels)
+
+
+def constant_in(weight: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+    """A weight in Σ's precision, held constant where the settings say so."""
+    return (weight.detach() if settings.detach_covariance else weight).to(cov.dtype)
+
+
+def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
+    """Covariance after a convolution with weight [o, i/groups, *kernel]."""
+    weight = constant_in(weight, cov, settings)
+    taps = weight[0, 0].numel()
+    spatial_first = weight.movedim(1, -1).reshape(weight.shape[0], taps, weight.shape[1])
+    return settings.correlation_factor(taps) * sum_over_taps(cov, spatial_first, groups)
+
+
+def convolve_transposed(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
+    """Covariance after a transposed convolution with weight [i, o/groups, *kernel].
+
+    With stride s an output pixel sees only the taps of its phase; the sum over all taps is a
+    bound for every phase, exact for stride 1.
+    """
+    weight = constant_in(weight, cov, settings)
+    in_channels, per_group = weight.shape[:2]
+    taps = weight[0, 0].numel()
+    by_group = weight.reshape(groups, in_channels // groups, per_group, taps)
+    laid_out = by_group.permute(0, 2, 3, 1).reshape(groups * per_group, taps, -1)
+    return settings.correlation_factor(taps) * sum_over_taps(cov, laid_out, groups)
+
+
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def conv(layer: nn.Conv2d, cov: Tensor, settings: Settings) -> Tensor:
+    return convolve(cov, layer.weight, layer.groups, settings)
+
+
+@rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def conv_transpose(layer: nn.ConvTranspose2d, cov: Tensor, settings: Settings) -> Tensor:
+    return convolve_transposed(cov, layer.weight, layer.groups, settings)
+
+
+@rule(F.conv1d, F.conv2d, F.conv3d)
+def functional_conv(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    return convolve(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)
+
+
+@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def functional_conv_transpose(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    return convolve_transposed(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)

@@ -1,0 +1,105 @@
+"""Operations on two or more values: sums, differences, constant factors, concatenation.
+
+Two random operands are taken as independent, as the paper does for residual branches.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.propagate.registry import Call, Unsupported, rule
+from covprop.propagate.rules.conv import constant_in
+from covprop.propagate.rules.norm import expand_pixels, scale_channels
+from covprop.propagate.settings import Settings
+
+Covs = tuple[Tensor | None, ...]
+
+
+def same_layout(covs: list[Tensor], shapes: list[tuple]) -> list[Tensor]:
+    """Covariances over the same channels: where flattened images of different pixel counts
+    meet, each is expanded to its features. A single channel broadcasts by itself."""
+    pixels = {shape[0] // cov.shape[0] for cov, shape in zip(covs, shapes, strict=True)}
+    if len(pixels) == 1:
+        return covs
+    return [expand_pixels(cov, shape[0]) for cov, shape in zip(covs, shapes, strict=True)]
+
+
+@rule(
+    *(operator.add, operator.sub, torch.add, torch.sub),
+    *(torch.Tensor.add, torch.Tensor.sub),
+)
+def add(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    """Σ_a + Σ_b for a + b and a − b of random operands; a constant adds nothing."""
+    alpha = call.kwargs.get("alpha", 1)
+    random = [(cov, shape) for cov, shape in zip(covs, shapes, strict=True) if cov is not None]
+    laid_out = same_layout([cov for cov, _ in random], [shape for _, shape in random])
+    second_is_random = covs[-1] is not None
+    if alpha != 1 and second_is_random:
+        laid_out[-1] = laid_out[-1] * alpha**2
+    return sum(laid_out[1:], start=laid_out[0])
+
+
+def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) -> Tensor:
+    """Σ after multiplication by a constant: a number, or one number a channel."""
+    if not isinstance(factor, Tensor):
+        return cov * factor**2
+    factor = constant_in(factor, cov, settings)
+    if factor.numel() == 1:
+        return cov * factor.reshape(()) ** 2
+    while factor.ndim > len(shape):
+        if factor.shape[0] != 1:
+            raise Unsupported("the factor differs between the images of a batch", "drop it")
+        factor = factor[0]
+    if factor.ndim < len(shape) or factor.shape[0] * factor.numel() != factor.shape[0] ** 2:
+        raise Unsupported(
+            "the factor differs between pixels, so they no longer share one covariance",
+            "use one factor a channel, shaped [C, 1, 1]",
+        )
+    return scale_channels(cov, factor.flatten().expand(shape[0]))
+
+
+@rule(operator.mul, torch.mul, torch.Tensor.mul)
+def multiply(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    if all(cov is not None for cov in covs):
+        raise Unsupported(
+            "the product of two random values is not Gaussian",
+            "replace the gate by a constant or a learned scale",
+        )
+    random = 0 if covs[0] is not None else 1
+    factor = call.get(1 - random, "other")
+    cov = covs[random]
+    assert cov is not None
+    return constant_factor(cov, factor, shapes[random], settings)
+
+
+@rule(operator.truediv, torch.div, torch.Tensor.div)
+def divide(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    if covs[0] is None or covs[-1] is not None:
+        raise Unsupported("dividing by a random value is not linear", "divide by a constant")
+    return constant_factor(covs[0], 1.0 / call.get(1, "other"), shapes[0], settings)
+
+
+@rule(operator.neg, torch.neg, torch.Tensor.neg, operator.pos)
+def negate(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    return cov
+
+
+@rule(torch.cat, torch.concat)
+def concatenate(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    """Channel concatenation: a block diagonal of the operands' covariances."""
+    dim = call.get(1, "dim", 0)
+    if dim % (len(shapes[0]) + 1) != 1:
+        raise Unsupported(
+            f"it concatenates along dimension {dim}, not along the channels",
+            "concatenate along dimension 1",
+        )
+    first = next(cov for cov in covs if cov is not None)
+    blocks = [
+        first.new_zeros(shape[0], shape[0]) if cov is None else cov
+        for cov, shape in zip(covs, shapes, strict=True)
+    ]
+    return torch.block_diag(*same_layout(blocks, list(shapes)))

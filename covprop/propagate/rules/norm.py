@@ -1,0 +1,85 @@
+"""Normalisation by a channel-wise affine map: Σ_out = Σ ∘ (s sᵀ)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.layers import ActNorm
+from covprop.models.normalize import Normalize
+from covprop.propagate.registry import Call, Unsupported, rule
+from covprop.propagate.rules.conv import constant_in
+from covprop.propagate.settings import Settings
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+
+def expand_pixels(cov: Tensor, features: int) -> Tensor:
+    """The covariance of all f = N·M features of a flattened image: Σ ⊗ I_M."""
+    pixels = features // cov.shape[0]
+    if pixels == 1:
+        return cov
+    return torch.kron(cov, torch.eye(pixels, dtype=cov.dtype, device=cov.device))
+
+
+def scale_channels(cov: Tensor, scale: Tensor) -> Tensor:
+    """Σ ∘ (s sᵀ); a scale for each feature of a flattened image expands Σ to features first."""
+    cov = expand_pixels(cov, scale.numel())
+    return cov * (scale[:, None] * scale[None, :])
+
+
+def batch_variance(mean: Tensor) -> Tensor:
+    """The variance over batch and pixels that batch normalisation divides by."""
+    dims = [0, *range(2, mean.ndim)]
+    wide = mean if mean.dtype == torch.float64 else mean.float()
+    return wide.var(dims, correction=0)
+
+
+def normalise(
+    cov: Tensor, weight: Tensor | None, variance: Tensor, eps: float, settings: Settings
+) -> Tensor:
+    scale = torch.rsqrt(variance.to(cov.dtype) + eps)
+    if weight is not None:
+        scale = scale * weight.to(cov.dtype)
+    return scale_channels(cov, constant_in(scale, cov, settings))
+
+
+@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(layer: BatchNorm, cov: Tensor, settings: Settings, mean: Tensor | None) -> Tensor:
+    """s = γ/√(v + ε): v is the running variance in eval, the batch's own in training.
+
+    A covariance computed without an image (`frozen`, `covariances`) uses the running variance.
+    """
+    own = mean is not None and (layer.training or layer.running_var is None)
+    variance = batch_variance(mean) if own and mean is not None else layer.running_var
+    if variance is None:
+        raise Unsupported(
+            "a batch norm without running statistics scales by the batch at hand, "
+            "so Σ cannot be computed without images",
+            "build it with track_running_stats=True",
+        )
+    return normalise(cov, layer.weight, variance, layer.eps, settings)
+
+
+@rule(F.batch_norm)
+def functional_batch_norm(
+    call: Call, cov: Tensor, settings: Settings, mean: Tensor | None
+) -> Tensor:
+    own = mean is not None and call.get(5, "training", False)
+    variance = batch_variance(mean) if own and mean is not None else call.get(2, "running_var")
+    if variance is None:
+        raise Unsupported("F.batch_norm has no running variance here", "give it one")
+    weight, eps = call.get(3, "weight"), call.get(7, "eps", 1e-5)
+    return normalise(cov, weight, variance, eps, settings)
+
+
+@rule(ActNorm)
+def act_norm(layer: ActNorm, cov: Tensor, settings: Settings) -> Tensor:
+    return scale_channels(cov, constant_in(layer.log_scale.exp(), cov, settings))
+
+
+@rule(Normalize)
+def normalize(layer: Normalize, cov: Tensor, settings: Settings) -> Tensor:
+    """σ is on the pixel scale, so dividing pixels by their standard deviation scales Σ too."""
+    return scale_channels(cov, 1.0 / layer.std.flatten().to(cov.dtype))

@@ -1,0 +1,125 @@
+"""Operations that move values without mixing channels: Σ passes through."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.propagate.registry import Call, Unsupported, option, rule
+from covprop.propagate.settings import Settings
+
+Layer = nn.Module | Call
+
+
+@rule(
+    nn.Identity,
+    *(torch.Tensor.contiguous, torch.Tensor.clone, torch.clone),
+    *(torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.to),
+)
+def identity(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    return cov
+
+
+@rule(
+    *(nn.Flatten, torch.flatten, torch.Tensor.flatten),
+    *(nn.Unflatten, torch.unflatten, torch.Tensor.unflatten),
+    *(torch.Tensor.view, torch.Tensor.reshape, torch.reshape),
+    *(torch.squeeze, torch.Tensor.squeeze, torch.unsqueeze, torch.Tensor.unsqueeze),
+)
+def reshape(
+    layer: Layer, cov: Tensor, settings: Settings, shape: tuple, out_shape: tuple
+) -> Tensor:
+    """Σ stays: channels keep their pixels, or become one vector, channel after channel."""
+    channels = cov.shape[0]
+    flattened = len(out_shape) == 1
+    if flattened or (out_shape and out_shape[0] in (shape[0], channels)):
+        return cov
+    raise Unsupported(
+        f"it turns {list(shape)} into {list(out_shape)}, which splits or mixes the channels",
+        "keep the channels in dimension 1, or flatten everything after the batch",
+    )
+
+
+@rule(torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose)
+def permute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    ndim = len(shape) + 1
+    order = list(range(ndim))
+    given = call.args[1:] or tuple(call.kwargs.values())
+    dims = [d % ndim for d in (given[0] if isinstance(given[0], list | tuple) else given)]
+    if call.function in (torch.transpose, torch.Tensor.transpose):
+        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
+    else:
+        order = dims
+    if order[:2] != [0, 1]:
+        raise Unsupported("it moves the channels", "keep the channels in dimension 1")
+    return cov
+
+
+@rule(operator.getitem)
+def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Slices: of channels cut Σ, of pixels leave it."""
+    key = call.get(1, "key")
+    key = key if isinstance(key, tuple) else (key,)
+    if Ellipsis in key:
+        at = key.index(Ellipsis)
+        fill = len(shape) + 1 - (len(key) - 1)
+        key = (*key[:at], *(slice(None),) * fill, *key[at + 1 :])
+    batch, channel = (*key, slice(None))[:2]
+    if batch != slice(None) or not isinstance(channel, slice):
+        raise Unsupported("it picks single images or channels", "slice them instead")
+    if channel == slice(None):
+        return cov
+    if cov.shape[0] != shape[0]:
+        raise Unsupported("it slices a flattened image", "slice channels before flattening")
+    return cov[channel, channel]
+
+
+@rule(
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+    *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
+)
+def pad(layer: nn.Module, cov: Tensor, settings: Settings) -> Tensor:
+    return cov
+
+
+@rule(F.pad)
+def functional_pad(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Padding of pixels leaves Σ; zeros added as channels carry no noise."""
+    widths = list(call.get(1, "pad"))
+    spatial = 2 * (len(shape) - 1)
+    before, after = (*widths[spatial : spatial + 2], 0, 0)[:2]
+    if any(widths[spatial + 2 :]) or min(before, after) < 0:
+        raise Unsupported("it pads the batch or cuts channels", "pad pixels or add channels")
+    return F.pad(cov, (before, after, before, after)) if before or after else cov
+
+
+@rule(nn.Upsample, nn.UpsamplingNearest2d, F.interpolate)
+def upsample(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    mode = option(layer, 3, "mode", "nearest")
+    if mode not in ("nearest", "nearest-exact"):
+        raise Unsupported(f"it interpolates in mode {mode!r}", 'use mode="nearest"')
+    return cov
+
+
+@rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+def dropout(layer: nn.Dropout, cov: Tensor, settings: Settings) -> Tensor:
+    return dropped(cov, layer.p if layer.training else 0.0)
+
+
+@rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def functional_dropout(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    return dropped(cov, call.get(1, "p", 0.5) if call.get(2, "training", True) else 0.0)
+
+
+def dropped(cov: Tensor, p: float) -> Tensor:
+    """The noise covariance averaged over masks m with E[m] = 1 and E[m²] = 1/(1 − p):
+    off-diagonals stay, variances grow by 1/(1 − p)."""
+    if p == 0.0:
+        return cov
+    return cov + torch.diag_embed(torch.diagonal(cov) * (p / (1.0 - p)))

@@ -1,0 +1,158 @@
+"""The closed-form radius: an estimate from the moments of the logits, never a certificate.
+
+    radius = σ · (μ[a] − μ[b]) / √v,    v = Σ[a,a] + Σ[b,b] − 2Σ[a,b],
+
+with a and b the two classes of largest mean. Φ((μ[a] − μ[b])/√v) is P(u_a > u_b) under the
+Gaussian, which is at least the probability that a wins against all classes.
+
+Edge cases. v = 0: the radius is +∞, −∞ or, in a tie, 0, and carries no gradient. A tie between
+classes gives 0. A NaN anywhere in an image's logits gives NaN for that image. Two classes are
+the general case; one class has no runner-up and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+from covprop.gaussian import Gaussian
+from covprop.kernels.moments import normal_cdf
+from covprop.propagate.propagator import check_sigma
+from covprop.propagate.settings import PAPER, Settings
+
+
+class TopTwo(NamedTuple):
+    """The two classes of largest mean for each image."""
+
+    top: Tensor
+    runner_up: Tensor
+
+
+def top_two(mean: Tensor) -> TopTwo:
+    """The largest and second largest class of each row; NaN counts as largest, so it shows."""
+    if mean.ndim != 2 or mean.shape[1] < 2:
+        raise InvalidInput(
+            f"the logits have shape {list(mean.shape)}: a margin needs [batch, classes] with at "
+            "least two classes; a single output can be made two by stacking it with zeros."
+        )
+    order = mean.detach().topk(2, dim=1).indices
+    return TopTwo(order[:, 0], order[:, 1])
+
+
+def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
+    """The labelled class, and the largest other one."""
+    others = mean.detach().scatter(1, labels[:, None], -torch.inf)
+    return TopTwo(labels, others.argmax(1))
+
+
+def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Tensor:
+    """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing."""
+    cross = cov[a, b]
+    diagonal = torch.diagonal(cov)
+    if settings.margin_covariance == "sum":
+        return diagonal[a] + diagonal[b] + 2 * cross.abs()
+    return (diagonal[a] + diagonal[b] - 2 * cross).clamp_min(0.0)
+
+
+def ratio(margin: Tensor, variance: Tensor) -> Tensor:
+    """margin/√variance, ±∞ (0 in a tie) where the variance is 0, without NaN gradients."""
+    positive = variance > 0
+    safe = torch.where(positive, variance, torch.ones_like(variance))
+    certain = torch.where(margin == 0, margin, margin.sign() * torch.inf)
+    nan = torch.isnan(margin) | torch.isnan(variance)
+    divided = margin / torch.sqrt(safe)
+    return torch.where(positive | nan, divided + 0 * variance.nan_to_num(), certain.detach())
+
+
+def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings = PAPER) -> Tensor:
+    """(μ[a] − μ[b])/√v for the top two classes, or for the label against the best other class."""
+    pair = top_two(out.mean)
+    if labels is not None:
+        pair = against_label(out.mean, labels)
+    mean = out.mean.to(out.cov.dtype)
+    gap = mean.gather(1, pair.top[:, None]) - mean.gather(1, pair.runner_up[:, None])
+    gap = gap.squeeze(1) + 0 * out.mean.detach().sum(1).nan_to_num(posinf=0.0, neginf=0.0)
+    gap = torch.where(torch.isnan(out.mean).any(1), torch.full_like(gap, torch.nan), gap)
+    return ratio(gap, margin_variance(out.cov, *pair, settings))
+
+
+def estimated_radius(
+    out: Gaussian, sigma: float, labels: Tensor | None = None, settings: Settings = PAPER
+) -> Tensor:
+    """The estimated radius of each image, [b].
+
+    With `labels` it is signed: positive where the labelled class wins, negative where it loses.
+
+    Example:
+        >>> out = Gaussian(torch.tensor([[3.0, 1.0, 0.0]]), torch.eye(3))
+        >>> round(float(estimated_radius(out, sigma=0.5)), 4)  # 0.5 · 2/√2
+        0.7071
+    """
+    return check_sigma(sigma) * signed_ratio(out, labels, settings)
+
+
+def top_two_probability(out: Gaussian, settings: Settings = PAPER) -> Tensor:
+    """Φ((μ[a] − μ[b])/√v): P(u_a > u_b), an upper estimate of the top class's probability."""
+    return normal_cdf(signed_ratio(out, None, settings))
+
+
+class RadiusLoss(nn.Module):
+    """Cross-entropy of the mean plus λ·max(0, Γ − radius) where the prediction is right.
+
+    Args:
+        sigma: the noise's standard deviation.
+        weight: λ.
+        offset: Γ; the settings' value when None.
+        settings: which margin variance and which hinge; see `Settings`.
+        reduction: "mean" over the batch (wrong predictions count with hinge 0), or "none".
+
+    Example:
+        >>> out = Gaussian(torch.tensor([[2.0, 0.0]]), torch.eye(2))
+        >>> loss = RadiusLoss(sigma=0.25, weight=4.0, offset=1.0)(out, torch.tensor([0]))
+    """
+
+    def __init__(
+        self,
+        sigma: float,
+        weight: float = 4.0,
+        offset: float | None = None,
+        settings: Settings = PAPER,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        if reduction not in ("mean", "none"):
+            raise InvalidInput(f'reduction is {reduction!r}: choose "mean" or "none".')
+        self.sigma = check_sigma(sigma)
+        self.weight = weight
+        self.offset = settings.offset if offset is None else offset
+        self.settings = settings
+        self.reduction = reduction
+
+    def forward(self, out: Gaussian, labels: Tensor) -> Tensor:
+        mean = out.mean.to(out.cov.dtype)
+        loss = nn.functional.cross_entropy(mean, labels, reduction="none")
+        if self.weight:
+            loss = loss + self.weight * self.hinge(out, labels)
+        return loss.mean() if self.reduction == "mean" else loss
+
+    def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
+        """max(0, Γ − radius) for right predictions, 0 for wrong ones, [b]."""
+        scaled = signed_ratio(out, None, self.settings)
+        if self.settings.hinge_in_sigma:
+            scaled = self.sigma * scaled
+        hinge = torch.relu(self.offset - scaled)
+        if self.settings.soft_term:
+            hinge = hinge + soft_hinge(out.mean.to(out.cov.dtype), self.offset)
+        right = out.mean.detach().argmax(1) == labels
+        return torch.where(right, hinge, torch.zeros_like(hinge))
+
+
+def soft_hinge(mean: Tensor, offset: float, sharpness: float = 16.0) -> Tensor:
+    """max(0, Γ − (Φ⁻¹(p₁) − Φ⁻¹(p₂))) with p = softmax(16·mean), MACER's term on the mean."""
+    two = torch.softmax(sharpness * mean, dim=1).topk(2, dim=1).values
+    eps = torch.finfo(mean.dtype).eps
+    quantile = torch.special.ndtri(two.clamp(eps, 1 - eps))
+    return torch.relu(offset - (quantile[:, 0] - quantile[:, 1]))
