@@ -6,11 +6,14 @@ the order, or how often the work was interrupted. The values are those of torch'
 device: a CPU and a GPU, or two GPU models, draw different ones.
 """
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
 
-SELECT, ESTIMATE, PREDICT = 0, 1, 2
+from covprop.noise import seed_of
+
+SELECT, ESTIMATE, PREDICT = "select", "estimate", "predict"
 
 
 def block_size(image_shape: tuple[int, ...]) -> int:
@@ -19,25 +22,20 @@ def block_size(image_shape: tuple[int, ...]) -> int:
     A forward pass on so many stays in a processor's cache, where a batch of 1,000 does not; and
     since it depends on the image's shape alone, so do the blocks of a stream.
     """
-    return max(16, min(256, 200_000 // int(np.prod(image_shape))))
+    return max(16, min(256, 200_000 // math.prod(image_shape)))
 
 
 class Streams:
     """The open streams of some images: `fill(block, i)` writes the next block of image i."""
 
     def __init__(
-        self, index: list[int], *, seed: int, purpose: int, sigma: float, device: torch.device
+        self, index: list[int], *, seed: int, purpose: str, sigma: float, device: torch.device
     ) -> None:
         self.sigma = sigma
         self.generators = [
-            torch.Generator(device=device).manual_seed(stream_seed(seed, i, purpose)) for i in index
+            torch.Generator(device=device).manual_seed(seed_of(seed, "certify", purpose, i))
+            for i in index
         ]
 
     def fill(self, block: Tensor, i: int) -> None:
         block.normal_(0.0, self.sigma, generator=self.generators[i])
-
-
-def stream_seed(seed: int, index: int, purpose: int) -> int:
-    """A well-mixed 63-bit seed; neighbouring images and seeds give unrelated streams."""
-    words = np.random.SeedSequence([seed, index, purpose]).generate_state(1, np.uint64)
-    return int(words[0] >> np.uint64(1))

@@ -81,7 +81,7 @@ class Sampler:
         # more would only leave the cache.
         blocks = 1 if self.device.type == "cpu" else max(1, batch_size // self.block)
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
-        self.stages: dict[int, _Stage] = {}
+        self.stages: dict[str, _Stage] = {}
         self.num_classes = num_classes
         self.modes: list[tuple[nn.Module, bool]] = []
 
@@ -103,7 +103,7 @@ class Sampler:
             module.training = training
 
     @torch.inference_mode()
-    def tally(self, purpose: int, active: Ints, size: int) -> Tallies:
+    def tally(self, purpose: str, active: Ints, size: int) -> Tallies:
         """Outcomes of the active images after `size` samples each of this purpose's streams."""
         stage = self._stage(purpose)
         jobs = [
@@ -124,11 +124,11 @@ class Sampler:
             square=stage.square[rows].cpu().numpy() if soft else None,
         )
 
-    def nan(self, purpose: int) -> Ints:
+    def nan(self, purpose: str) -> Ints:
         """How many samples of every image were NaN."""
         return self._stage(purpose).counts[:, -1].cpu().numpy()
 
-    def _stage(self, purpose: int) -> _Stage:
+    def _stage(self, purpose: str) -> _Stage:
         if purpose not in self.stages:
             k = self.num_classes or 0
             self.stages[purpose] = _Stage(

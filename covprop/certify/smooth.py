@@ -20,6 +20,7 @@ from covprop.certify.bounds import (
     Ints,
     Question,
     Tally,
+    best_lower,
     certified_radius,
     looks,
     run_looks,
@@ -113,6 +114,12 @@ def certify(
     if delta is not None or at_least is not None:
         question = Question(delta=delta, at_least=at_least)
     _check(sigma=sigma, alpha=alpha, n=n, n0=n0)
+    largest = float(certified_radius(best_lower(n, alpha, soft=soft), sigma))
+    if at_least is not None and at_least > largest:
+        raise InvalidInput(
+            f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
+            f"{at_least:g} is out of reach; take more samples"
+        )
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
     with Sampler(

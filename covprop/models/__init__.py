@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from covprop.errors import InvalidInput
+from covprop.models.cifar_resnet import CifarResNet
 from covprop.models.cnn9 import CNN9
 from covprop.models.lenet import LeNet
 from covprop.models.normalize import Normalize
@@ -29,6 +30,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "preact_resnet50": functools.partial(PreActResNet, 50),
     "preact_resnet101": functools.partial(PreActResNet, 101),
     "cnn9": CNN9,
+    "cifar_resnet20": functools.partial(CifarResNet, 20),
+    "cifar_resnet110": functools.partial(CifarResNet, 110),
 }
 """Name -> builder taking num_classes, image_shape and the model's own options by keyword."""
 
