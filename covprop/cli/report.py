@@ -50,6 +50,11 @@ def report(
 
     certifications, warnings = read(paths)
     radii, summaries = summarize(certifications)
+    written = []
+    if out is not None:
+        written += write(radii, summaries, out, warnings)
+    if html is not None:
+        written.append(write_page(radii, summaries, html, warnings))
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
@@ -57,10 +62,5 @@ def report(
         print_table(table, note, console)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
-    written = []
-    if out is not None:
-        written += write(radii, summaries, out, warnings)
-    if html is not None:
-        written.append(write_page(radii, summaries, html, warnings))
     for path in written:
         typer.echo(f"wrote {path}")

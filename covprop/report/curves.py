@@ -17,6 +17,7 @@ _RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.labelsize": 9,
     "legend.fontsize": 8,
+    "lines.scale_dashes": False,
     "svg.hashsalt": "covprop",  # the same report gives the same bytes
     "svg.fonttype": "path",
     "axes.spines.top": False,
@@ -93,7 +94,7 @@ def _curves(summaries: Sequence[Summary]) -> "Figure":
         )
         lines.append(drawn)
     axes.set(
-        xlabel="certified ℓ2 radius r",
+        xlabel=r"certified $\ell_2$ radius $r$",
         ylabel="certified accuracy",
         ylim=(0, 1.0),
         xlim=(0, max(s.curve.radius[-1] for s in summaries) * 1.03 or 1.0),
@@ -132,8 +133,8 @@ def _p_bars(summaries: Sequence[Summary]) -> "Figure":
         left = 0.0
         for share, colour in zip(summary.p_shares or (), OUTCOMES, strict=True):
             axes.barh(row, share, left=left, color=colour, height=0.62, edgecolor="white")
-            if share >= 0.055:
-                ink = "white" if colour in (*OUTCOMES[-3:], OUTCOMES[0]) else "#222222"
+            if share >= 0.05:
+                ink = "white" if colour in (*OUTCOMES[-2:], OUTCOMES[0]) else "#222222"
                 axes.text(
                     left + share / 2, row, f"{100 * share:.0f}", color=ink, ha="center", va="center"
                 )

@@ -92,11 +92,13 @@ def _run(summary: Summary, end: float) -> dict[str, Any]:
         "certification": f"{duration(float(c.rows.seconds.sum()))} in all, "
         f"{duration(float(c.rows.seconds.mean()))} an image",
     }
+    if c.samples is not None:
+        facts["samples"] = f"{c.samples:,.0f} an image on average"
     if c.p_source:
         facts["lower bound of p_A"] = c.p_source
     if c.train_seconds is not None:
         facts["training"] = f"{duration(c.train_seconds)}, {c.epochs} epochs"
-    facts |= {key: _plain(value) for key, value in c.meta.items() if key not in ("sigma",)}
+    facts |= {key: _plain(value) for key, value in c.meta.items() if key != "sigma"}
     return {
         "name": c.name,
         "acr": f"{summary.acr.value:.3f}",

@@ -1,8 +1,8 @@
 """Finds certifications in run folders and bare logs, with everything a report says about them.
 
 A report reads files only: `certify_sigma_S.tsv` and, where they lie beside it,
-`certify_sigma_S.rows.jsonl` (full precision), `certify_sigma_S.json` (how it was certified),
-`config.toml`, `metrics.jsonl` and `estimated.tsv`.
+`certify_sigma_S.rows.jsonl` (the same rows in full precision), `certify_sigma_S.json` (how it was
+certified), `config.toml`, `metrics.jsonl` and `estimated.tsv`.
 """
 
 import re
@@ -18,10 +18,11 @@ from scipy.special import ndtr
 
 from covprop.errors import InvalidInput
 from covprop.report.sidecars import (
+    Journal,
     read_config,
     read_estimates,
+    read_journal,
     read_json,
-    read_jsonl,
     read_metrics,
     section,
 )
@@ -48,6 +49,7 @@ class Certification:
     meta: dict[str, Any] = field(default_factory=dict)
     p_lower: Floats | None = None  # lower bound of p_A for each row; NaN where unknown
     p_source: str = ""
+    samples: float | None = None  # mean number of samples an image
     train_seconds: float | None = None
     epochs: int | None = None
     estimates: dict[str, Floats] = field(default_factory=dict)  # estimated radii, NaN = none
@@ -102,25 +104,19 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
 
 def _read_one(path: Path) -> Certification:
     rows = read_tsv(path)
-    warnings = list(rows.warnings)
-    meta = read_json(path.with_suffix(".json"))
+    meta = read_json(_beside(path, ".json"))
     config_text, config = read_config(path.with_name("config.toml"))
     trained_with = section(config, "noise").get("sigma")
     sigma = _sigma(path, meta, trained_with)
-    extras = {e.get("idx"): e for e in read_jsonl(path.with_suffix(".rows.jsonl"))}
-    p_lower, p_source = _p_lower(rows, extras, sigma)
-    met_nan = sum(1 for idx in rows.idx if extras.get(int(idx), {}).get("nan"))
-    if met_nan:
-        warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
-    estimated = path.with_name("estimated.tsv")
-    estimates: dict[str, Floats] = {}
-    if trained_with is None or sigma in (None, trained_with):
-        estimates, notes = read_estimates(estimated, rows)
-        warnings += notes
-    elif estimated.is_file():
-        warnings.append(
-            f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."
-        )
+    journal, warnings = read_journal(_beside(path, ".rows.jsonl"), rows)
+    warnings += rows.warnings
+    if journal is not None:
+        # Rounding to three digits can lift a radius over the r of a column; the truth cannot.
+        rows = replace(rows, radius=journal.radius)
+        if met_nan := np.count_nonzero(journal.nan):
+            warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
+    p_lower, p_source = _p_lower(rows, journal, sigma)
+    estimates, notes = _estimates(path, rows, sigma, trained_with)
     train_seconds, epochs = read_metrics(path.with_name("metrics.jsonl"))
     return Certification(
         name=_name(path, sigma),
@@ -133,11 +129,17 @@ def _read_one(path: Path) -> Certification:
         meta=meta,
         p_lower=p_lower,
         p_source=p_source,
+        samples=None if journal is None else float(journal.samples.mean()),
         train_seconds=train_seconds,
         epochs=epochs,
         estimates=estimates,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *notes),
     )
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """A companion of a log; published logs may lack an ending (`sigma_0.25`)."""
+    return path.with_name(path.name.removesuffix(".tsv") + suffix)
 
 
 def _sigma(path: Path, meta: dict[str, Any], trained_with: object) -> float | None:
@@ -149,16 +151,25 @@ def _sigma(path: Path, meta: dict[str, Any], trained_with: object) -> float | No
     return None
 
 
-def _p_lower(
-    rows: Rows, extras: dict[Any, dict[str, Any]], sigma: float | None
-) -> tuple[Floats | None, str]:
+def _p_lower(rows: Rows, journal: Journal | None, sigma: float | None) -> tuple[Floats | None, str]:
     """Lower bounds of p_A: the recorded ones, or Φ(R/σ) from the (rounded) radius."""
-    recorded = [extras.get(int(idx), {}).get("p_lower") for idx in rows.idx]
-    if all(isinstance(p, int | float) for p in recorded):
-        return np.array(recorded, dtype=np.float64), RECORDED
+    if journal is not None:
+        return journal.p_lower, RECORDED
     if sigma is None:
         return None, ""
     return np.where(rows.abstained, np.nan, ndtr(rows.radius / sigma)), INVERTED
+
+
+def _estimates(
+    path: Path, rows: Rows, sigma: float | None, trained_with: object
+) -> tuple[dict[str, Floats], list[str]]:
+    """Estimated radii beside the log; they are for the σ of training and for no other."""
+    estimated = path.with_name("estimated.tsv")
+    if trained_with is None or sigma in (None, trained_with):
+        return read_estimates(estimated, rows)
+    if not estimated.is_file():
+        return {}, []
+    return {}, [f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."]
 
 
 def _printable(text: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,15 @@ from covprop.report.tsv import Rows, read_text
 Floats = NDArray[np.float64]
 
 ESTIMATED_HEADER = ["idx", "estimator", "radius"]
+
+
+class Journal(NamedTuple):
+    """What a log's journal knows beyond the log, in the order of its rows."""
+
+    radius: Floats  # certified, unrounded
+    p_lower: Floats  # lower bound of p_A
+    samples: Floats
+    nan: Floats  # samples on which the model returned NaN
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -65,12 +74,36 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> tuple[float | None, int | None]:
-    """Training seconds and finished epochs of a run: one row an epoch, each with its seconds."""
-    entries = [entry for entry in read_jsonl(path) if "epoch" in entry]
-    spent = [entry.get("seconds") for entry in entries]
-    if not entries or not all(isinstance(seconds, int | float) for seconds in spent):
-        return None, len(entries) or None
-    return float(sum(seconds for seconds in spent if seconds)), len(entries)
+    """Training seconds and epochs of a run; each epoch's row holds the seconds up to its end."""
+    finished = [entry for entry in read_jsonl(path) if isinstance(entry.get("epoch"), int)]
+    if not finished:
+        return None, None
+    seconds = finished[-1].get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None, finished[-1]["epoch"]
+
+
+def read_journal(path: Path, rows: Rows) -> tuple[Journal | None, list[str]]:
+    """The full-precision rows beside a log, in its order; None where one is missing.
+
+    A journal that contradicts the log belongs to another certification and is not used.
+    """
+    by_idx = {entry.get("idx"): entry for entry in read_jsonl(path)}
+    try:
+        entries = [by_idx[int(idx)] for idx in rows.idx]
+        journal = Journal(
+            *(
+                np.array([float(entry[name]) for entry in entries])
+                for name in ("radius", "p_lower", "n", "nan")
+            )
+        )
+        predict = np.array([int(entry["predict"]) for entry in entries])
+    except (KeyError, TypeError, ValueError):
+        return None, []
+    # The log keeps three significant digits of the radius.
+    same = np.isclose(journal.radius, rows.radius, rtol=0.01, atol=0) & (predict == rows.predict)
+    if not same.all():
+        return None, [f"{path} contradicts its log and was not used; one of them is not its own."]
+    return journal, []
 
 
 def read_estimates(path: Path, rows: Rows) -> tuple[dict[str, Floats], list[str]]:

@@ -25,7 +25,7 @@ _COLOURS = (
     ("#3A9BD9", "#A3DBFF"),
     ("#333333", "#D5DAE1"),
 )
-_DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2))
+_DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (2, 2), (8, 2.5, 2, 2.5))
 
 # Outcomes of an image: wrong, abstained, then correct ones by growing p_A (one hue, darkening).
 OUTCOMES = ("#D55E00", "#C9CDD3", "#D3E6F5", "#9CC8E8", "#5AA3D3", "#1F78B4", "#08457E")

@@ -88,9 +88,12 @@
     });
     cross.style.left = left + "%";
     cross.hidden = tip.hidden = false;
-    // The read-out keeps to the side away from the pointer.
-    tip.style.left = left < 50 ? "auto" : ".6rem";
-    tip.style.right = left < 50 ? ".6rem" : "auto";
+    // The read-out keeps to the corner that falling curves leave empty.
+    const near = left < 50;
+    tip.style.left = near ? "auto" : ".6rem";
+    tip.style.right = near ? ".6rem" : "auto";
+    tip.style.top = near ? ".5rem" : "auto";
+    tip.style.bottom = near ? "auto" : ".5rem";
   }
   function hide() { cross.hidden = tip.hidden = true; }
   function follow(event) {
