@@ -1,0 +1,72 @@
+"""Training methods by name: each turns clean images and labels into a loss for every image.
+
+Example:
+    >>> method = build("consistency", sigma=0.25, input_shape=(1, 8, 8), weight=10.0)
+    >>> method.weight
+    10.0
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from covprop.errors import InvalidInput
+from covprop.methods.base import Losses, Method
+from covprop.methods.consistency import Consistency
+from covprop.methods.gaussian import Gaussian
+from covprop.methods.macer import Macer
+from covprop.methods.radius import Radius
+from covprop.methods.smoothadv import SmoothAdv
+from covprop.methods.weighting import RadiusWeights, WithRadius
+from covprop.names import nearest
+from covprop.propagate.propagator import check_sigma
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "gaussian": Gaussian,
+    "macer": Macer,
+    "smoothadv": SmoothAdv,
+    "consistency": Consistency,
+    "radius": Radius,
+}
+"""Name -> dataclass; its fields besides sigma and input_shape are the recipe's options."""
+
+__all__ = [
+    "METHODS",
+    "Consistency",
+    "Gaussian",
+    "Losses",
+    "Macer",
+    "Method",
+    "Radius",
+    "RadiusWeights",
+    "SmoothAdv",
+    "WithRadius",
+    "build",
+]
+
+
+def build(name: str, *, sigma: float, input_shape: tuple[int, int, int], **options: Any) -> Method:
+    """The method called `name`.
+
+    Args:
+        sigma: standard deviation of the noise, on the [0, 1] pixel scale.
+        input_shape: (channels, height, width) of an image.
+        options: the method's own, such as `samples=2`.
+    """
+    if name not in METHODS:
+        raise InvalidInput(
+            f'There is no method "{name}"{nearest(name, METHODS)}; '
+            f"choose one of {', '.join(METHODS)}."
+        )
+    kind = METHODS[name]
+    fields = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    own = fields - {"sigma", "input_shape"}
+    for option in options:
+        if option not in own:
+            raise InvalidInput(
+                f'Method "{name}" has no option "{option}"{nearest(option, own)}; '
+                f"it has {', '.join(sorted(own))}."
+            )
+    if "input_shape" in fields:
+        options["input_shape"] = tuple(input_shape)
+    return kind(sigma=check_sigma(sigma), **options)

@@ -1,0 +1,81 @@
+"""What every training method takes and gives, and how it meets noise."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from covprop import noise
+from covprop.errors import InvalidInput
+
+
+class Losses(NamedTuple):
+    """What a method makes of a batch of b images and k classes."""
+
+    per_sample: Tensor
+    """[b]: the loss of each image; their mean is what is minimised."""
+    logits: Tensor
+    """[b, k]: logits under noise, averaged over an image's noisy copies, detached."""
+    radius: Tensor | None = None
+    """[b]: ESTIMATED radius with respect to the label, negative where the prediction is wrong,
+    detached; None if the method has none."""
+
+
+class Method(Protocol):
+    """A training method: from clean images in [0, 1] to the loss of each; it adds its own noise."""
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
+    ) -> Losses: ...
+
+
+def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> Tensor:
+    """Noise N(0, σ²) for `samples` copies of every image: [b, samples, *image].
+
+    It is drawn on the device of x. A generator that lives elsewhere gives the seed of one there.
+    """
+    if generator.device.type != x.device.type:
+        seed = int(torch.randint(2**62, (), generator=generator))
+        rank, world = getattr(generator, "rank", 0), getattr(generator, "world", 1)
+        generator = noise.stream(seed, device=x.device, rank=rank, world=world)
+    copies = x.unsqueeze(1).expand(-1, samples, *x.shape[1:])
+    return sigma * noise.randn_like(copies, generator)
+
+
+@contextmanager
+def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """The global random state seeded from `generator`, and put back afterwards."""
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
+    """Logits [b, samples, k] of x + added, in float32 or wider; added is [b, samples, *image]."""
+    noisy = (x.unsqueeze(1) + added).flatten(0, 1)
+    if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
+        noisy = noisy.contiguous(memory_format=torch.channels_last)
+    logits = model(noisy)
+    if logits.ndim != 2 or len(logits) != len(noisy):
+        raise InvalidInput(
+            f"The model returned a tensor of shape {tuple(logits.shape)} for {len(noisy)} images; "
+            "a classifier must return logits of shape (images, classes)."
+        )
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide.unflatten(0, added.shape[:2])
+
+
+def log_mean_softmax(logits: Tensor) -> Tensor:
+    """log of the softmax averaged over samples: [b, samples, k] -> [b, k], without underflow."""
+    log_p = logits.log_softmax(-1)
+    return log_p.logsumexp(1) - math.log(logits.shape[1])
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise InvalidInput with `sentence` unless the condition holds."""
+    if not condition:
+        raise InvalidInput(sentence)

@@ -1,0 +1,193 @@
+"""The paper's method: cross-entropy plus a hinge on the ESTIMATED radius, in closed form."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.gaussian import Gaussian
+from covprop.methods.base import Losses, draw, logits_of, require, seeded
+from covprop.propagate.propagator import Propagator
+from covprop.propagate.settings import PAPER, REFERENCE, Settings
+from covprop.radius import RadiusLoss, estimated_radius, ratio, soft_hinge, top_two
+
+PRESETS = {"paper": PAPER, "reference": REFERENCE}
+OVERRIDES = (
+    "r_max",
+    "multi_block",
+    "detach_covariance",
+    "relu_floor",
+    "scale_overlapping_pool",
+    "margin_covariance",
+    "hinge_in_sigma",
+    "soft_term",
+    "offset",
+    "quadrature_nodes",
+)
+"""Options that replace the preset's field of that name; see `covprop.Settings` for each."""
+
+CALIBRATION_IMAGES = 32
+CALIBRATION_MOMENTUM = 0.9
+
+
+@dataclass(eq=False)
+class Radius:
+    """Cross-entropy(μ, y) + λ · max(0, Γ − estimated radius) where the prediction is right.
+
+    The mean of the logits μ and their covariance come from one of three estimators: `shared`
+    (the paper's one Σ a layer), `calibrated` (the same, its variances corrected by measured ones,
+    an exponential average over the steps), or `linearized` (σ²‖∇ₓ margin‖² at the noisy image).
+
+    Args:
+        estimator: where the margin's variance comes from.
+        preset: "paper" (the text) or "reference" (its authors' code); the options named like
+            fields of `covprop.Settings` override single fields of it.
+        weight: λ, switched on at epoch `from_epoch`; before that, and with 0, only the
+            cross-entropy is left and no covariance reaches the loss.
+        offset: Γ, where the hinge ends.
+        mean: what the cross-entropy and the margin see. "sample": the network's own logits of
+            x + noise; "noisy": moments propagated from x + noise; "clean": moments propagated
+            from x. `linearized` always takes the network's own logits, at x + noise or at x.
+            Default: "clean" for the paper's preset, "noisy" for the reference's.
+
+    To weight each image's loss by its radius as well, or instead, see `covprop.methods.weighting`.
+    """
+
+    sigma: float
+    input_shape: tuple[int, int, int]
+    estimator: Literal["shared", "calibrated", "linearized"] = "shared"
+    preset: Literal["paper", "reference"] = "paper"
+    weight: float = 4.0
+    from_epoch: int = 0
+    mean: Literal["sample", "noisy", "clean"] | None = None
+    offset: float | None = None
+    r_max: float | Literal["estimated"] | None = None
+    multi_block: bool | None = None
+    detach_covariance: bool | None = None
+    relu_floor: float | None = None
+    scale_overlapping_pool: bool | None = None
+    margin_covariance: Literal["difference", "sum"] | None = None
+    hinge_in_sigma: bool | None = None
+    soft_term: bool | None = None
+    quadrature_nodes: int | None = None
+    _prop: Propagator | None = field(default=None, init=False, repr=False)
+    _saved: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _measured: int = field(default=-1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(
+            self.preset in PRESETS, f'method.preset is "paper" or "reference", not "{self.preset}".'
+        )
+        require(
+            self.estimator in ("shared", "calibrated", "linearized"),
+            f'method.estimator is "shared", "calibrated" or "linearized", not "{self.estimator}".',
+        )
+        require(
+            self.mean in (None, "sample", "noisy", "clean"),
+            f'method.mean is "sample", "noisy" or "clean", not "{self.mean}".',
+        )
+        require(self.weight >= 0, f"method.weight must be at least 0, not {self.weight}.")
+        changes = {name: getattr(self, name) for name in OVERRIDES}
+        self.settings: Settings = PRESETS[self.preset].but(
+            **{name: value for name, value in changes.items() if value is not None}
+        )
+        if self.mean is None:
+            self.mean = "noisy" if self.settings.noisy_mean else "clean"
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
+    ) -> Losses:
+        weight = self.weight if epoch >= self.from_epoch else 0.0
+        noise = draw(x, 1, self.sigma, generator)
+        if self.mean == "clean":
+            noise = torch.zeros_like(noise)
+        if self.estimator == "linearized":
+            return self._linearized(model, x, y, noise, weight)
+        prop = self.propagator(model)
+        self._measure(prop, x, epoch, generator)
+        if self.mean == "sample":
+            cov = prop.covariances()[prop.plan.output]
+            assert cov is not None
+            out = Gaussian(logits_of(model, x, noise).squeeze(1), cov)
+        else:
+            out = prop(x + noise.squeeze(1))
+        loss = RadiusLoss(self.sigma, weight, settings=self.settings, reduction="none")(out, y)
+        radius = estimated_radius(out, self.sigma, y, self.settings)
+        return Losses(loss, out.mean.detach(), radius.detach())
+
+    def _linearized(
+        self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float
+    ) -> Losses:
+        """Var(margin) = σ²‖∇ₓ margin‖² at the image the network sees, its own for every image."""
+        if not weight:  # the gradient costs a backward pass, so it waits for its turn
+            logits = logits_of(model, x, noise).squeeze(1)
+            return Losses(F.cross_entropy(logits, y, reduction="none"), logits.detach())
+        settings = self.settings
+        with torch.enable_grad():
+            points = x.detach().clone().requires_grad_(True)
+            logits = logits_of(model, points, noise).squeeze(1)
+            top, runner_up = top_two(logits)
+            values = logits.gather(1, torch.stack([top, runner_up], 1))
+            gap = values[:, 0] - values[:, 1]
+            (slope,) = torch.autograd.grad(
+                gap.sum(), points, create_graph=not settings.detach_covariance, retain_graph=True
+            )
+        variance = self.sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
+        scaled = ratio(gap, variance)
+        hinge = F.relu(settings.offset - scaled * (self.sigma if settings.hinge_in_sigma else 1))
+        if settings.soft_term:
+            hinge = hinge + soft_hinge(logits, settings.offset)
+        loss = F.cross_entropy(logits, y, reduction="none")
+        loss = loss + weight * torch.where(top == y, hinge, torch.zeros_like(hinge))
+        behind = logits.gather(1, y.unsqueeze(1)).squeeze(1) - values[:, 0]
+        radius = self.sigma * torch.where(top == y, scaled, ratio(behind, variance))
+        return Losses(loss, logits.detach(), radius.detach())
+
+    def propagator(self, model: nn.Module) -> Propagator:
+        """The propagator over this model: built at the first call, rebuilt for another model."""
+        if self._prop is None or self._prop.model is not model:
+            calibrated = self.estimator == "calibrated"
+            shape = self.input_shape
+            self._prop = Propagator(model, self.sigma, shape, self.settings, calibrated=calibrated)
+            if self._saved:
+                self._apply(self._saved)
+        return self._prop
+
+    def _measure(self, prop: Propagator, x: Tensor, epoch: int, generator: torch.Generator) -> None:
+        """Refresh what is measured on noisy samples: variances each step, r_max each epoch."""
+        few = x[:CALIBRATION_IMAGES]
+        if self.settings.r_max == "estimated" and self._measured != epoch:
+            with seeded(generator, x.device):
+                prop.measure_r_max(few)
+            self._measured = epoch
+        if self.estimator == "calibrated":
+            with seeded(generator, x.device):
+                prop.calibrate(few, samples=2, momentum=CALIBRATION_MOMENTUM)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured so far; the weights are the model's own."""
+        if self._prop is None:
+            return dict(self._saved or {})
+        return {
+            "variances": dict(self._prop.named_buffers(recurse=False)),
+            "calibrations": self._prop.calibrations,
+            "r_max": self._prop.r_max,
+            "measured": self._measured,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`; it is applied once the model is known."""
+        self._saved = dict(state)
+        if self._prop is not None and state:
+            self._apply(state)
+
+    def _apply(self, state: dict[str, Any]) -> None:
+        assert self._prop is not None
+        weight = next(self._prop.model.parameters(), torch.empty(0))
+        for name, value in state["variances"].items():
+            setattr(self._prop, name, value.to(weight.device))
+        self._prop.calibrations = state["calibrations"]
+        self._prop.r_max = state["r_max"]
+        self._measured = state["measured"]

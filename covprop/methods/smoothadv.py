@@ -1,0 +1,73 @@
+"""SmoothAdv (Salman et al. 2019): adversarial training of the smoothed classifier by PGD."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, require
+from covprop.methods.gaussian import mean_cross_entropy
+from covprop.propagate.measure import evaluating
+
+
+@dataclass(frozen=True)
+class SmoothAdv:
+    """Cross-entropy on x + δ + σε_i, where δ maximises −log mean_i softmax(x + δ + σε_i)[y].
+
+    δ is found by `steps` steps of length 2ε/steps along the normalised gradient, kept within
+    ‖δ‖ ≤ ε and x + δ within [0, 1], with the model in eval mode. The same noise ε_i serves the
+    attack and the training.
+
+    Args:
+        samples: noisy copies of each image.
+        epsilon: largest ℓ2 norm of δ, on the pixel scale.
+        steps: gradient steps of the attack.
+        warmup: over that many epochs the allowed norm rises linearly to epsilon.
+    """
+
+    sigma: float
+    samples: int = 2
+    epsilon: float = 1.0
+    steps: int = 10
+    warmup: int = 10
+
+    def __post_init__(self) -> None:
+        require(self.samples >= 1, f"method.samples must be at least 1, not {self.samples}.")
+        require(self.epsilon > 0, f"method.epsilon must be above 0, not {self.epsilon}.")
+        require(self.steps >= 1, f"method.steps must be at least 1, not {self.steps}.")
+        require(self.warmup >= 0, f"method.warmup must be at least 0, not {self.warmup}.")
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
+    ) -> Losses:
+        noise = draw(x, self.samples, self.sigma, generator)
+        with evaluating(model):
+            attacked = self.attack(model, x, y, noise, self.epsilon_at(epoch))
+        logits = logits_of(model, attacked, noise)
+        return Losses(mean_cross_entropy(logits, y), logits.detach().mean(1))
+
+    def epsilon_at(self, epoch: int) -> float:
+        """The norm allowed in an epoch, counted from 0."""
+        return self.epsilon * min(1.0, (epoch + 1) / max(self.warmup, 1))
+
+    @torch.enable_grad()
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, size: float) -> Tensor:
+        """x + δ after all steps, without gradient; only δ is differentiated, never the weights."""
+        delta = torch.zeros_like(x)
+        for _ in range(self.steps):
+            delta.requires_grad_(True)
+            log_p = log_mean_softmax(logits_of(model, x + delta, noise))
+            loss = -log_p.gather(1, y.unsqueeze(1)).sum()
+            (slope,) = torch.autograd.grad(loss, delta)
+            with torch.no_grad():
+                length = slope.flatten(1).norm(dim=1).clamp_min(1e-30)
+                moved = delta + 2 * size / self.steps * slope / _like(length, x)
+                moved = (x + moved).clamp(0, 1) - x
+                length = moved.flatten(1).norm(dim=1).clamp_min(1e-30)
+                delta = moved * _like((size / length).clamp_max(1.0), x)
+        return (x + delta).detach()
+
+
+def _like(per_image: Tensor, x: Tensor) -> Tensor:
+    """[b] shaped to broadcast over [b, ...]."""
+    return per_image.view(-1, *(1,) * (x.ndim - 1))
