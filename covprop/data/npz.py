@@ -24,7 +24,8 @@ Pair = tuple[NDArray[Any], NDArray[Any]]
 def read(path: Path, split: str) -> Images:
     """Read one split of an own .npz file; mean and std are those of its training images."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: numpy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InvalidInput(f"{path}: no such file.") from None
