@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,7 +82,13 @@ def world(device: str = "auto") -> Iterator[World]:
         dist.init_process_group("gloo")
     try:
         yield World(rank, size, chosen)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
+        # A DDP module that outlives its process group can abort the interpreter when it exits,
+        # so nothing may hold one any more, not even the frames of a failure.
+        gc.collect()
         dist.destroy_process_group()
 
 

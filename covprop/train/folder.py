@@ -53,7 +53,7 @@ def claim(out: Path, config: Config) -> None:
             section, key = differing
             was, now_is = _shown(before, section, key), _shown(now, section, key)
             raise InvalidInput(
-                f"{out} holds a run with {section}.{key} {was}, but now it is {now_is}; "
+                f"{out} holds a run where {section}.{key} is {was}, and now it is {now_is}; "
                 "continue with the same settings, choose another --out, or start over with "
                 "--restart (which keeps the old run beside it)."
             )
@@ -96,4 +96,4 @@ def difference(one: Config, two: Config) -> tuple[str, str] | None:
 
 def _shown(config: Config, section: str, key: str) -> Any:
     values = config.get(section, {})
-    return f"= {values[key]!r}" if key in values else "not set"
+    return repr(values[key]) if key in values else "unset"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from covprop import data, methods, noise
-from covprop.errors import CovpropError, InvalidInput
+from covprop.errors import CovpropError
 from covprop.train import checkpoint
 from covprop.train.distributed import World, world
 from covprop.train.evaluate import accuracy
@@ -21,7 +21,7 @@ from covprop.train.log import Board, Log, Metrics, Row, sentence
 from covprop.train.optimize import Average, optimizer
 from covprop.train.recipe import Recipe
 from covprop.train.schedule import lr_at
-from covprop.train.setup import build_model, check_batch, claimed, with_facts
+from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
 from covprop.train.stop import Interrupted, StopRequest
 
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
@@ -69,8 +69,8 @@ def train(
         recipe = with_facts(recipe, splits[0])
         check_batch(recipe, splits[0], here)
         with claimed(out, recipe, restart, here, console):
-            trainer = Trainer(recipe, out, splits[0], splits[1], here, console)
-            trainer.fit()
+            # Not bound to a name: it must be gone when the processes part.
+            Trainer(recipe, out, splits[0], splits[1], here, console).fit()
 
 
 class Trainer:
@@ -95,10 +95,7 @@ class Trainer:
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.layout = layout
         self.model = build_model(recipe).to(here.device, memory_format=layout)  # type: ignore[call-overload]
-        self.method = methods.build(
-            sigma=recipe.noise.sigma, input_shape=train_data.image_shape, **recipe.method
-        )
-        self.weights = self._weights()
+        self.method, self.weights = build_method(recipe, len(train_data), here.device)
         self.optimizer = optimizer(self.model, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
         self._restore()
@@ -168,7 +165,7 @@ class Trainer:
             losses = self.module(x, batch.y, self.epoch, generator)
         per_sample = losses.per_sample.float()
         if self.weights is not None:
-            per_sample = per_sample * self._weigh(batch, losses)
+            per_sample = per_sample * self._weigh(batch, losses.radius)
         # DDP averages gradients over processes: each contributes its share of the global mean.
         loss = per_sample.sum() * (here.size / options.batch_size)
         self.optimizer.zero_grad(set_to_none=True)
@@ -181,26 +178,14 @@ class Trainer:
         self.sums[LOSS] += per_sample.detach().sum()
         self.sums[CORRECT] += (losses.logits.argmax(1) == batch.y).sum()
         if losses.radius is not None:
-            self.sums[RADIUS] += losses.radius.sum()
-            self.sums[WITH_RADIUS] += len(losses.radius)
+            known = losses.radius.isfinite()  # it is not while a covariance is still 0
+            self.sums[RADIUS] += losses.radius.where(known, 0.0).sum()
+            self.sums[WITH_RADIUS] += known.sum()
 
-    def _weights(self) -> Any:
-        if self.recipe.weighting is None:
-            return None
-        from covprop.methods.weighting import RadiusWeights
-
-        options = {k: v for k, v in self.recipe.weighting.items() if k != "name"}
-        return RadiusWeights(len(self.train_data), **options)
-
-    def _weigh(self, batch: data.Batch, losses: methods.Losses) -> Tensor:
-        if losses.radius is None:
-            raise InvalidInput(
-                f'weighting needs an estimated radius, which method "{self.recipe.method["name"]}" '
-                "does not give."
-            )
+    def _weigh(self, batch: data.Batch, radius: Tensor) -> Tensor:
+        assert self.weights is not None
         # Every process learns every image's radius, so that all hold the same weights.
-        gather = self.here.gather
-        self.weights.update(gather(batch.index), gather(losses.radius), self.epoch)
+        self.weights.update(self.here.gather(batch.index), self.here.gather(radius), self.epoch)
         return self.weights.of(batch.index, self.epoch)
 
     def _steps_done(self) -> int:
@@ -273,7 +258,6 @@ class Trainer:
     def _save(self, sums: list[float]) -> None:
         """Write state.pt: enough to go on as if nothing had happened."""
         self._check_weights(None)
-        parts = {"weights": self.weights, "method": self.method}
         state = {
             "epoch": self.epoch,
             "step": self.step,
@@ -285,10 +269,15 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "average_steps": self.average.steps if self.average else 0,
-            **{k: v.state_dict() for k, v in parts.items() if hasattr(v, "state_dict")},
+            **{name: part.state_dict() for name, part in self._stateful().items()},
         }
         self.here.first_does(lambda: checkpoint.save_state(self.out / "state.pt", state))
         self.saved_at = self.clock = time.perf_counter()
+
+    def _stateful(self) -> dict[str, Any]:
+        """What else remembers things from step to step; most methods do not."""
+        parts = {"weights": self.weights, "method": self.method}
+        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _restore(self) -> None:
         path = self.out / "state.pt"
@@ -300,9 +289,8 @@ class Trainer:
         if self.average:
             checkpoint.load_tensors(path, self.average.model, state["average"])
             self.average.steps = state["average_steps"]
-        for name, part in (("weights", self.weights), ("method", self.method)):
-            if name in state:
-                part.load_state_dict(state[name])
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
         if self.here.first:  # the sums of all processes were saved as one

@@ -181,7 +181,7 @@ def _method(given: dict[str, Any]) -> dict[str, Any]:
 def _weighting(given: dict[str, Any]) -> dict[str, Any] | None:
     if not given:
         return None
-    from covprop.methods.weighting import RadiusWeights
+    from covprop.methods import RadiusWeights
 
     name = _name("weighting", given)
     if name == "none":

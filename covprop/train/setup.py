@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from covprop import data, models, noise
+from covprop import data, methods, models, noise
 from covprop.errors import InvalidInput
 from covprop.train import checkpoint, folder
 from covprop.train.distributed import World
@@ -83,3 +83,17 @@ def build_model(recipe: Recipe) -> nn.Module:
         std=facts.std,
         **options,
     )
+
+
+def build_method(
+    recipe: Recipe, images: int, device: torch.device
+) -> tuple[methods.Method, methods.RadiusWeights | None]:
+    """The recipe's method, and the weights of the training images where it asks for them."""
+    assert recipe.data.image_shape is not None
+    place: dict[str, Any] = {"sigma": recipe.noise.sigma, "input_shape": recipe.data.image_shape}
+    method = methods.build(**recipe.method, **place)
+    if recipe.weighting is None:
+        return method, None
+    options = {k: v for k, v in recipe.weighting.items() if k != "name"}
+    weights = methods.RadiusWeights(images, device=device, **options)
+    return methods.WithRadius(method, **place), weights

@@ -1,0 +1,133 @@
+"""Files are replaced whole or not at all, and wrong ones are one sentence."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from covprop.errors import CovpropError, InvalidInput
+from covprop.train import checkpoint
+
+
+def _net(width: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+
+
+def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    net = _net()
+    state = {"model": net.state_dict(), "step": 3, "sums": [0.1, 2.0]}
+    checkpoint.save_state(tmp_path / "state.pt", state)
+    back = checkpoint.load_state(tmp_path / "state.pt")
+    assert back["step"] == 3
+    assert back["sums"] == [0.1, 2.0]
+    assert all(torch.equal(back["model"][k], v) for k, v in net.state_dict().items())
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_failing_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "state.pt"
+    checkpoint.write(path, b"old")
+
+    def fail(handle: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CovpropError) as caught:
+        checkpoint.write(path, b"new")
+    message = str(caught.value)
+    assert str(path) in message
+    assert os.strerror(code) in message
+    assert ("free some space" in message) == (code == errno.ENOSPC)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def test_a_full_disk_for_real(tmp_path: Path) -> None:
+    """The kernel itself refuses to write beyond a limit, in the middle of the file."""
+    path = tmp_path / "state.pt"
+    path.write_bytes(b"old")
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from covprop.train import checkpoint\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "checkpoint.write(Path(sys.argv[1]), b'x' * 10000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert "CovpropError: Cannot write" in done.stderr
+    assert "free some space" in done.stderr
+    assert path.read_bytes() == b"old"
+
+
+def test_a_damaged_state_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    checkpoint.save_state(path, {"model": {}})
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InvalidInput, match=r"state\.pt cannot be read"):
+        checkpoint.load_state(path)
+    path.write_bytes(b"")
+    with pytest.raises(InvalidInput, match=r"state\.pt cannot be read"):
+        checkpoint.load_state(path)
+    torch.save([1], path)
+    with pytest.raises(InvalidInput, match="not one of this program"):
+        checkpoint.load_state(path)
+
+
+def test_a_state_never_runs_code(tmp_path: Path) -> None:
+    torch.save({"model": Path}, tmp_path / "state.pt")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        checkpoint.load_state(tmp_path / "state.pt")
+
+
+def test_weights_of_tied_parameters(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    checkpoint.save_weights(tmp_path / "w.safetensors", net)
+    other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    checkpoint.load_weights(tmp_path / "w.safetensors", other)
+    assert torch.equal(other[1].weight, net[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), "it lacks 2.weight"),
+        (nn.Sequential(nn.Linear(4, 3)), r"it also holds 1\."),
+        (_net(5), r"0.weight is \[3, 4\], not \[5, 4\]"),
+    ],
+)
+def test_weights_of_another_model(tmp_path: Path, other: nn.Module, message: str) -> None:
+    checkpoint.save_weights(tmp_path / "model.safetensors", _net())
+    with pytest.raises(InvalidInput, match=message):
+        checkpoint.load_weights(tmp_path / "model.safetensors", other)
+
+
+def test_weights_missing_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no weights at"):
+        checkpoint.load_weights(tmp_path / "model.safetensors", _net())
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        checkpoint.load_weights(tmp_path / "model.safetensors", _net())
+
+
+def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from covprop.train.checkpoint import locked\n"
+        "with locked(Path(sys.argv[1])): pass\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with checkpoint.locked(tmp_path):
+        held = subprocess.run(command, capture_output=True, text=True, check=False)
+    free = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Another process is training into" in held.stderr
+    assert free.returncode == 0

@@ -1,0 +1,55 @@
+"""Optimizer groups, and the running average against its closed form."""
+
+import pytest
+import torch
+from torch import nn
+
+from covprop.train.optimize import Average, optimizer
+from covprop.train.options import TrainOptions
+
+
+def test_everything_is_decayed_unless_told_otherwise() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    one = optimizer(net, TrainOptions(epochs=1, weight_decay=0.1))
+    assert [len(g["params"]) for g in one.param_groups] == [4]
+    two = optimizer(net, TrainOptions(epochs=1, weight_decay=0.1, decay_all=False))
+    assert [(len(g["params"]), g["weight_decay"]) for g in two.param_groups] == [(1, 0.1), (3, 0.0)]
+
+
+def test_sgd_is_the_update_rule() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    w = net.weight.item()
+    sgd = optimizer(net, TrainOptions(epochs=1, lr=0.5, momentum=0.9, weight_decay=0.1))
+    velocity = 0.0
+    for _ in range(3):
+        sgd.zero_grad()
+        net(torch.ones(1, 1)).sum().backward()
+        sgd.step()
+        velocity = 0.9 * velocity + 1 + 0.1 * w
+        w -= 0.5 * velocity
+    assert net.weight.item() == pytest.approx(w, rel=1e-6)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    net = nn.Linear(2, 2)
+    net.bias.requires_grad_(False)
+    adam = optimizer(net, TrainOptions(epochs=1, optimizer="adamw", betas=(0.5, 0.6)))
+    assert isinstance(adam, torch.optim.AdamW)
+    assert [len(g["params"]) for g in adam.param_groups] == [1]
+    assert adam.param_groups[0]["betas"] == (0.5, 0.6)
+
+
+def test_average() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+    average = Average(net, 0.4)
+    expected = net[0].weight.item()
+    for step in range(1, 8):
+        nn.init.constant_(net[0].weight, float(step))
+        net[1].num_batches_tracked += 1
+        average.update(net)
+        decay = min(0.4, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * step
+    mean = average.model[0].weight
+    assert mean.item() == pytest.approx(expected, rel=1e-6)
+    assert average.model[1].num_batches_tracked == 7
+    assert not mean.requires_grad

@@ -1,0 +1,77 @@
+"""Learning rates against torch's own schedulers, stepped from the start."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from covprop.train.options import TrainOptions
+from covprop.train.schedule import lr_at
+
+STEPS = 7
+
+
+def _torch_rates(make: Any, total: int, lr: float = 0.2) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = make(optimizer)
+    rates = []
+    for _ in range(total):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        with warnings.catch_warnings():
+            # SequentialLR warns about its own use of an argument.
+            warnings.simplefilter("ignore", UserWarning)
+            scheduler.step()
+    return rates
+
+
+def _rates(**options: Any) -> list[float]:
+    settings = TrainOptions(lr=0.2, **options)
+    return [lr_at(settings, step, STEPS) for step in range(settings.epochs * STEPS)]
+
+
+def test_step() -> None:
+    expected = _torch_rates(
+        lambda o: lr_scheduler.MultiStepLR(o, [3 * STEPS, 5 * STEPS], gamma=0.1), 6 * STEPS
+    )
+    assert _rates(epochs=6, milestones=(3, 5)) == pytest.approx(expected)
+
+
+def test_cosine() -> None:
+    expected = _torch_rates(lambda o: lr_scheduler.CosineAnnealingLR(o, 4 * STEPS), 4 * STEPS)
+    assert _rates(epochs=4, schedule="cosine") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("peak", [0.3, 0.5])
+def test_one_cycle(peak: float) -> None:
+    total = 10 * STEPS
+    expected = _torch_rates(
+        lambda o: lr_scheduler.OneCycleLR(
+            o, 0.2, total_steps=total, pct_start=peak, cycle_momentum=False
+        ),
+        total,
+    )
+    assert _rates(epochs=10, schedule="one-cycle", peak=peak) == pytest.approx(expected)
+
+
+def test_one_cycle_of_a_single_step_has_a_rate() -> None:
+    assert lr_at(TrainOptions(epochs=1, lr=0.2, schedule="one-cycle"), 0, 1) > 0
+
+
+def test_warm_up_then_cosine() -> None:
+    def make(optimizer: Any) -> Any:
+        rise = lr_scheduler.LinearLR(optimizer, 1 / (2 * STEPS), 1.0, total_iters=2 * STEPS - 1)
+        fall = lr_scheduler.CosineAnnealingLR(optimizer, 4 * STEPS)
+        return lr_scheduler.SequentialLR(optimizer, [rise, fall], [2 * STEPS])
+
+    expected = _torch_rates(make, 6 * STEPS)
+    rates = _rates(epochs=6, schedule="cosine", warmup_epochs=2)
+    assert rates[: 2 * STEPS] == pytest.approx(expected[: 2 * STEPS])
+    assert rates[2 * STEPS :] == pytest.approx(expected[2 * STEPS :])
+
+
+def test_constant_with_warm_up_of_half_an_epoch() -> None:
+    rates = _rates(epochs=1, schedule="constant", warmup_epochs=0.5)
+    assert rates == pytest.approx([0.2 * min(1, (s + 1) / 3.5) for s in range(STEPS)])
