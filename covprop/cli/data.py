@@ -87,7 +87,8 @@ def list_command(
     from covprop.data.registry import DATASETS
     from covprop.data.status import status
 
-    table = Table("name", "classes", "image", "train", "test", "state", "size", "folder", box=None)
+    table = Table("name", "classes", "image", "train", "test", "state", "size", box=None)
+    table.add_column("folder", overflow="fold")
     details = []
     for facts in DATASETS.values():
         found = status(facts, root, check=check)
@@ -105,7 +106,7 @@ def list_command(
             details.append(found.detail)
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)  # a pipe has no width: never cut a path short
+        console = Console(width=10_000)  # a pipe has no width: never cut a path short
     console.print(table)
     for detail in details:
         typer.echo(detail)

@@ -7,6 +7,7 @@ is whole, and only then does it get its name.
 import errno
 import http.client
 import os
+import re
 import socket
 import ssl
 import time
@@ -103,8 +104,7 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
             return True  # nothing beyond what is here
         raise
     with response:
-        if response.status != http.client.PARTIAL_CONTENT or not _continues(response, have):
-            have = 0  # the server ignores ranges and starts over
+        have = min(have, _first_byte(response))
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdigit() else None
         with part.open("r+b" if part.exists() else "wb") as file:
@@ -118,8 +118,15 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
     return total is not None and have >= total
 
 
-def _continues(response: http.client.HTTPResponse, have: int) -> bool:
-    return (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
+def _first_byte(response: http.client.HTTPResponse) -> int:
+    """Where in the file the answer begins: at 0 from a server that ignores ranges."""
+    if response.status != http.client.PARTIAL_CONTENT:
+        return 0
+    described = response.headers.get("Content-Range") or ""
+    match = re.match(r"bytes (\d+)-", described)
+    if not match:
+        raise http.client.HTTPException(f"the server describes its part as {described!r}")
+    return int(match[1])
 
 
 def _reason(url: str, error: Exception) -> str:

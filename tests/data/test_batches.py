@@ -1,0 +1,170 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from covprop.data import Images, batches, count_batches, load
+from covprop.data.batches import shift_flip
+from covprop.errors import InvalidInput
+
+N = 53
+DATA = Images(
+    "test",
+    torch.randint(0, 256, (N, 3, 9, 7), dtype=torch.uint8),
+    torch.arange(N) % 5,
+    ("a", "b", "c", "d", "e"),
+)
+
+
+def epoch(data=DATA, size=8, **options):
+    options = {"epoch": 2, "seed": 7, "device": "cpu", "augment": "crop-flip", **options}
+    return list(batches(data, size, **options))
+
+
+def same(a, b) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x, y, strict=True)
+    )
+
+
+def test_every_image_once_and_unchanged():
+    got = epoch(augment="none")
+    index = torch.cat([b.index for b in got])
+    assert sorted(index.tolist()) == list(range(N))
+    assert index.tolist() != list(range(N))
+    for b in got:
+        assert b.x.dtype == torch.float32
+        assert torch.equal(b.x, DATA.images[b.index].float() / 255)
+        assert torch.equal(b.y, DATA.labels[b.index])
+
+
+def test_sizes():
+    assert [len(b.y) for b in epoch()] == [8] * 6 + [5]
+    assert [len(b.y) for b in epoch(drop_last=True)] == [8] * 6
+    assert count_batches(DATA, 8) == 7
+    assert count_batches(DATA, 8, drop_last=True) == 6
+    unshuffled = torch.cat([b.index for b in epoch(shuffle=False)])
+    assert unshuffled.tolist() == list(range(N))
+
+
+@given(start=st.integers(0, 8))
+def test_a_restart_continues_exactly(start):
+    assert same(epoch(start=start), epoch()[start:])
+
+
+def test_epoch_and_seed_matter_and_nothing_else_does():
+    first = epoch()
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert same(first, epoch())
+    assert torch.equal(before, torch.get_rng_state())
+    assert not same(first, epoch(epoch=3))
+    assert not same(first, epoch(seed=8))
+
+
+@pytest.mark.parametrize("world", [2, 3, 6])
+def test_ranks_slice_the_same_global_batch(world):
+    ranks = [epoch(rank=rank, world=world) for rank in range(world)]
+    joined = [
+        tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
+        for pieces in zip(*ranks, strict=True)
+    ]
+    assert same(joined, epoch())
+    # 5 images over 6 processes: one gets an empty batch, and all do the same number of steps.
+    assert min(len(rank[-1].y) for rank in ranks) == 5 // world
+
+
+def test_crop_and_flip_against_numpy():
+    x = DATA.images[:20]
+    draws = torch.stack(
+        [torch.randint(0, 9, (20,)), torch.randint(0, 9, (20,)), torch.arange(20) % 2]
+    )
+    got = shift_flip(x, draws, crop=True)
+    for i, (down, right, flip) in enumerate(draws.T.tolist()):
+        padded = np.pad(x[i].numpy(), ((0, 0), (4, 4), (4, 4)))
+        expected = padded[:, down : down + 9, right : right + 7]
+        expected = expected[:, :, ::-1] if flip else expected
+        assert (got[i].numpy() == expected).all()
+    flipped = shift_flip(x, draws, crop=False)
+    assert torch.equal(flipped[1::2], x[1::2].flip(-1))
+    assert torch.equal(flipped[::2], x[::2])
+
+
+def test_augmentation_is_drawn_for_each_image():
+    """Every shift 0..8 and both flips occur, about equally often."""
+    marked = torch.zeros(2000, 1, 9, 9, dtype=torch.uint8)
+    marked[:, 0, 4, 3] = 255
+    data = Images("marked", marked, torch.zeros(2000, dtype=torch.int64), ("a",))
+    x = torch.cat([b.x for b in epoch(data, 500)])
+    rows = x.sum((1, 3)).argmax(1)
+    counts = torch.bincount(rows, minlength=9)
+    assert counts.min() > 150
+    flips = torch.cat([b.x for b in epoch(data, 500, augment="flip")])
+    assert 0.45 < flips[:, 0, 4, 5].mean() < 0.55
+    assert torch.all(flips[:, 0, 4, 5] + flips[:, 0, 4, 3] == 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": "crop"}, "augment is 'crop'; choose one of none, flip, crop-flip"),
+        ({"size": 0}, "batch size must be positive"),
+        ({"rank": 2, "world": 2}, "rank < world"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(InvalidInput, match=message):
+        epoch(**options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for i in range(5):
+            pixels = rng.integers(0, 256, (40, 60, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "train" / name / f"{i}.jpg")
+    return load(str(tmp_path), "train")
+
+
+# Python 3.12 warns of forking beside threads; torch's idle threads are harmless here.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_folders_do_not_depend_on_workers_start_or_ranks(folder):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plain = epoch(folder, 4)
+    assert torch.equal(before, torch.get_rng_state())
+    assert [len(b.y) for b in plain] == [4, 4, 2]
+    assert same(plain, epoch(folder, 4, workers=2))
+    assert same(plain[2:], epoch(folder, 4, start=2))
+    halves = [epoch(folder, 4, rank=rank, world=3) for rank in range(3)]
+    joined = [
+        tuple(torch.cat(p) for p in zip(*pieces, strict=True))
+        for pieces in zip(*halves, strict=True)
+    ]
+    assert same(plain, joined)
+    assert not same(plain, epoch(folder, 4, epoch=3))
+    for b in plain:
+        assert b.x.shape[1:] == (3, 224, 224)
+        assert 0 <= b.x.min() < b.x.max() <= 1
+        assert torch.equal(b.y, folder.labels[b.index])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_in_a_worker_is_one_sentence(folder, workers):
+    folder.path(3).write_bytes(b"no image")
+    with pytest.raises(InvalidInput, match=r"a/3\.jpg: cannot be decoded") as caught:
+        epoch(folder, 4, workers=workers)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_cpu_and_gpu_agree():
+    for on_cpu, on_gpu in zip(epoch(), epoch(device="cuda"), strict=True):
+        assert on_gpu.x.is_cuda
+        assert torch.equal(on_cpu.index, on_gpu.index.cpu())
+        assert torch.equal(on_cpu.x, on_gpu.x.cpu())

@@ -1,0 +1,94 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from covprop.data.decode import random_box, read_image
+from covprop.errors import InvalidInput
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    """A smooth random colour image, so that resampling keeps its content."""
+    coarse = torch.rand(1, 3, 12, 12)
+    fine = F.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)
+    return (fine[0].permute(1, 2, 0) * 255).byte().numpy()
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 500), (500, 300), (100, 130), (256, 256)])
+def test_test_crop_against_torch(tmp_path, height, width):
+    pixels = noise(height, width)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    x = read_image(tmp_path / "a.png", "none", random.Random(0))
+    assert x.shape == (3, 224, 224)
+    assert x.dtype == torch.uint8
+    short = min(height, width)
+    size = (int(256 * height / short), int(256 * width / short))
+    whole = torch.from_numpy(pixels).permute(2, 0, 1).float()[None]
+    resized = F.interpolate(whole, size, mode="bilinear", antialias=True)[0]
+    top, left = round((size[0] - 224) / 2), round((size[1] - 224) / 2)
+    expected = resized[:, top : top + 224, left : left + 224]
+    assert (x.float() - expected).abs().max() <= 1.01
+
+
+def test_train_crop_against_torch(tmp_path):
+    pixels = noise(240, 320)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    whole = torch.from_numpy(pixels).permute(2, 0, 1).float()[None]
+    flips = set()
+    for seed in range(8):
+        x = read_image(tmp_path / "a.png", "crop-flip", random.Random(seed)).float()
+        left, top, right, bottom = random_box(320, 240, random.Random(seed))
+        part = whole[..., top:bottom, left:right]
+        expected = F.interpolate(part, (224, 224), mode="bilinear", antialias=True)[0]
+        errors = [(x - e).abs().max().item() for e in (expected, expected.flip(-1))]
+        assert min(errors) <= 1.01
+        flips.add(errors[0] < errors[1])
+    assert flips == {True, False}
+
+
+def test_boxes_have_the_right_distribution():
+    rng = random.Random(0)
+    boxes = np.array([random_box(400, 400, rng) for _ in range(4000)])
+    w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert boxes.min() >= 0
+    assert boxes.max() <= 400
+    area, ratio = w * h / 400**2, w / h
+    assert 0.075 < area.min() < 0.09
+    assert area.max() > 0.9
+    assert 0.74 < ratio.min() < 0.77
+    assert 1.3 < ratio.max() < 1.35
+    assert abs(np.log(ratio).mean()) < 0.01
+    # Boxes lie anywhere: their slack is split evenly between the two sides on average.
+    assert abs((boxes[:, 0] - (400 - boxes[:, 2])).mean()) < 5
+
+
+@pytest.mark.parametrize(("width", "height"), [(2000, 10), (10, 2000)])
+def test_a_very_long_image_falls_back_to_the_centre(width, height):
+    left, top, right, bottom = random_box(width, height, random.Random(0))
+    assert min(right - left, bottom - top) == 10
+    assert max(right - left, bottom - top) in (13, 14)
+    assert abs(left + right - width) <= 1
+    assert abs(top + bottom - height) <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1"])
+def test_every_colour_mode_becomes_rgb(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.fromarray(noise(40, 40)).convert(mode).save(path)
+    assert read_image(path, "none", random.Random(0)).shape == (3, 224, 224)
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.fromarray(noise(64, 64)).save(path)
+    whole = path.read_bytes()
+    for content in (b"", b"<html>", whole[:100], whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=r"a\.jpg: cannot be decoded as an image"):
+            read_image(path, "none", random.Random(0))
+    path.unlink()
+    with pytest.raises(InvalidInput, match="has disappeared"):
+        read_image(path, "none", random.Random(0))

@@ -1,0 +1,190 @@
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import struct
+import tarfile
+
+import pytest
+from file_server import FileServer
+
+from covprop.data import load, registry
+from covprop.data.download import DownloadFailed
+from covprop.data.get import get, set_aside, unpack
+from covprop.data.registry import DATASETS, Download
+from covprop.errors import InvalidInput
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def tar(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+        for name, content in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def cifar(monkeypatch) -> dict[str, bytes]:
+    """A CIFAR-100 of three images behind the official name; returns what a mirror serves."""
+    train = b"".join(bytes([0, label]) + bytes([label]) * 3072 for label in (5, 6))
+    files = {"train.bin": train, "test.bin": bytes([0, 99]) + bytes(3072)}
+    archive = tar({f"cifar-100-binary/{name}": content for name, content in files.items()})
+    facts = dataclasses.replace(
+        DATASETS["cifar100"],
+        train_size=2,
+        test_size=1,
+        md5={name: md5(content) for name, content in files.items()},
+        downloads=(dataclasses.replace(DATASETS["cifar100"].downloads[0], md5=md5(archive)),),
+    )
+    monkeypatch.setitem(registry.DATASETS, "cifar100", facts)
+    return {facts.downloads[0].name: archive}
+
+
+@pytest.fixture
+def mnist(monkeypatch) -> dict[str, bytes]:
+    sizes = {"train": 3, "t10k": 2}
+    raw = {}
+    for kind, n in sizes.items():
+        raw[f"{kind}-images-idx3-ubyte"] = struct.pack(">4I", 0x803, n, 28, 28) + bytes(784 * n)
+        raw[f"{kind}-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, n) + bytes(range(n))
+    served = {f"{name}.gz": gzip.compress(content) for name, content in raw.items()}
+    facts = dataclasses.replace(
+        DATASETS["mnist"],
+        md5={name: md5(content) for name, content in raw.items()},
+        downloads=tuple(
+            Download(f"http://nowhere.invalid/{name}", md5(content), "mnist")
+            for name, content in served.items()
+        ),
+    )
+    monkeypatch.setitem(registry.DATASETS, "mnist", facts)
+    return served
+
+
+def test_an_archive_is_fetched_unpacked_and_removed(tmp_path, cifar):
+    said = []
+    with FileServer(cifar) as server:
+        folder = get("cifar100", tmp_path, mirror=server.url, say=said.append, pause=0)
+        assert folder == tmp_path / "cifar-100-binary"
+        assert sorted(os.listdir(tmp_path)) == ["cifar-100-binary"]
+        assert load("cifar100", "train", tmp_path).labels.tolist() == [5, 6]
+        get("cifar100", tmp_path, mirror=server.url, say=said.append, pause=0)
+    assert len(server.ranges) == 1
+    assert said[-1] == "cifar100 is already complete and its checksums fit."
+
+
+def test_a_damaged_set_is_kept_aside_and_replaced(tmp_path, cifar):
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(b"mine")
+    with FileServer(cifar) as server:
+        get("cifar100", tmp_path, mirror=server.url + "/", pause=0)
+    assert (tmp_path / "cifar-100-binary.old" / "train.bin").read_bytes() == b"mine"
+    assert load("cifar100", "test", tmp_path).labels.tolist() == [99]
+
+
+def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path, cifar):
+    (name, archive), *_ = cifar.items()
+    (tmp_path / name).write_bytes(archive)
+    get("cifar100", tmp_path, mirror="http://nowhere.invalid")
+    assert (tmp_path / name).read_bytes() == archive
+    assert len(load("cifar100", "train", tmp_path)) == 2
+
+
+def test_a_failed_download_leaves_what_was_there(tmp_path, cifar):
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(b"mine")
+    (name, _), *_ = cifar.items()
+    with (
+        FileServer({name: b"another file"}) as server,
+        pytest.raises(DownloadFailed, match="serves another file"),
+    ):
+        get("cifar100", tmp_path, mirror=server.url, pause=0)
+    assert (folder / "train.bin").read_bytes() == b"mine"
+
+
+def test_single_files_missing_or_damaged(tmp_path, mnist):
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    labels = "train-labels-idx1-ubyte"
+    (folder / f"{labels}.gz").write_bytes(mnist[f"{labels}.gz"])
+    (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged, and not zipped")
+    with FileServer(mnist) as server:
+        get("mnist", tmp_path, mirror=server.url, pause=0)
+    assert len(server.ranges) == 3
+    assert (folder / "t10k-images-idx3-ubyte.old").read_bytes() == b"damaged, and not zipped"
+    assert load("mnist", "train", tmp_path).labels.tolist() == [0, 1, 2]
+    assert load("mnist", "test", tmp_path).labels.tolist() == [0, 1]
+
+
+def test_half_a_download_is_named_at_load(tmp_path, mnist):
+    with FileServer(mnist, "cut") as server:
+        with pytest.raises(DownloadFailed):
+            get("mnist", tmp_path, mirror=server.url, pause=0)
+        with pytest.raises(InvalidInput, match=r"mnist is only half downloaded \(.*gz\.part\)"):
+            load("mnist", "train", tmp_path)
+        server.fault = ""
+        get("mnist", tmp_path, mirror=server.url, pause=0)
+    assert len(load("mnist", "train", tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits", "built in"),
+        ("imagenet", "may not be downloaded freely: register"),
+        ("cifar-10", "did you mean cifar10"),
+        ("xyz", "known are digits, mnist"),
+    ],
+)
+def test_what_cannot_be_fetched(tmp_path, name, message):
+    with pytest.raises(InvalidInput, match=message):
+        get(name, tmp_path)
+
+
+def link(target: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = tarfile.SYMTYPE, target
+        file.addfile(info)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [tar({"a": b"1", "../escaped": b"2"}), link("/etc/passwd"), tar({"a": b"1" * 9999})[:-30]],
+)
+def test_an_unsafe_or_damaged_archive_leaves_nothing(tmp_path, content):
+    folder = tmp_path / "into"
+    folder.mkdir()
+    (folder / "x.tar.gz").write_bytes(content)
+    with pytest.raises(DownloadFailed, match="cannot be unpacked"):
+        unpack(folder / "x.tar.gz", folder)
+    assert os.listdir(folder) == ["x.tar.gz"]
+    assert os.listdir(tmp_path) == ["into"]
+
+
+def test_set_aside_never_overwrites(tmp_path):
+    for content in ("1", "2", "3"):
+        (tmp_path / "a").write_text(content)
+        set_aside(tmp_path / "a")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        "a.old": "1",
+        "a.old2": "2",
+        "a.old3": "3",
+    }
+
+
+def test_every_download_has_a_checksum_and_a_place():
+    for facts in DATASETS.values():
+        for item in facts.downloads:
+            assert len(bytes.fromhex(item.md5)) == 16
+            assert item.url.startswith("http")
