@@ -1,107 +1,15 @@
-"""Small certifications to report on, and a real browser to look at the page with."""
+"""A real browser to look at the page with."""
 
 import base64
 import json
-import math
 import os
-import random
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
-ROWS = 40
-
-
-def phi(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2))
-
-
-def draw_rows(seed: int, sigma: float) -> list[dict[str, Any]]:
-    """Rows as a certifier would make them: about a tenth wrong, a tenth abstained."""
-    rng = random.Random(seed)
-    rows = []
-    for i in range(ROWS):
-        label, kind = rng.randrange(10), rng.random()
-        p_lower = rng.uniform(0.3, 0.5) if kind < 0.1 else 0.5 + 0.4999 * rng.random() ** 0.5
-        radius = 0.0
-        low, high = 0.0, 4.0
-        for _ in range(60):  # invert Φ by bisection
-            radius = (low + high) / 2
-            low, high = (radius, high) if phi(radius) < p_lower else (low, radius)
-        abstains = p_lower < 0.5
-        correct = not abstains and kind > 0.2
-        predict = -1 if abstains else label if correct else (label + 1) % 10
-        rows.append(
-            {
-                "idx": 20 * i,
-                "label": label,
-                "predict": predict,
-                "radius": 0.0 if abstains else sigma * radius,
-                "correct": int(correct),
-                "seconds": rng.uniform(1, 20),
-                "p_lower": p_lower,
-                "count": 900,
-                "n": 1000,
-                "nan": 0,
-            }
-        )
-    rows[3] |= {"predict": rows[3]["label"], "correct": 1, "radius": 1.23e-05, "p_lower": 0.50001}
-    return rows
-
-
-def clock(seconds: float) -> str:
-    micro = round(seconds * 1e6)
-    return f"0:{micro // 60_000_000:02d}:{micro // 10**6 % 60:02d}.{micro % 10**6:06d}"
-
-
-def tsv(rows: list[dict[str, Any]], time: Callable[[float], str] = clock) -> str:
-    return HEADER + "".join(
-        f"{r['idx']}\t{r['label']}\t{r['predict']}\t{r['radius']:.3}\t{r['correct']}"
-        f"\t{time(r['seconds'])}\n"
-        for r in rows
-    )
-
-
-@pytest.fixture
-def rows() -> list[dict[str, Any]]:
-    return draw_rows(1, 0.25)
-
-
-@pytest.fixture
-def write_log() -> Callable[..., Path]:
-    """Write a log alone, in either time format."""
-
-    def write(path: Path, rows: list[dict[str, Any]], plain: bool = False) -> Path:
-        path.write_text(tsv(rows, (lambda s: f"{s:.3}") if plain else clock))
-        return path
-
-    return write
-
-
-@pytest.fixture
-def make_run() -> Callable[..., Path]:
-    """Write a whole run folder as training and certification leave it."""
-
-    def make(folder: Path, seed: int = 1, sigma: float = 0.25, method: str = "gaussian") -> Path:
-        folder.mkdir(parents=True)
-        rows = draw_rows(seed, sigma)
-        (folder / "config.toml").write_text(
-            f'[data]\nname = "digits"\n\n[noise]\nsigma = {sigma}\n\n[method]\nname = "{method}"\n'
-        )
-        epochs = [{"epoch": e, "loss": 1 / e, "seconds": 1.5 * e} for e in (1, 2, 3)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in epochs))
-        log = folder / f"certify_sigma_{sigma}.tsv"
-        log.write_text(tsv(rows))
-        log.with_suffix(".rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-        log.with_suffix(".json").write_text(json.dumps({"sigma": sigma, "n": 1000, "alpha": 0.001}))
-        return folder
-
-    return make
 
 
 class Browser:

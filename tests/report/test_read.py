@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from certifications import HEADER, ROWS, add_estimates, draw_rows, make_run, phi, tsv
+
+from covprop.errors import InvalidInput
+from covprop.report.read import INVERTED, RECORDED, read
+
+
+def test_a_run_folder_brings_all_it_holds(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "digits-a")
+    rows = draw_rows(1, 0.25)
+    (found,), warnings = read([tmp_path / "digits-a"])
+    assert not warnings
+    assert (found.name, found.path, found.sigma) == ("digits-a", log, 0.25)
+    assert (found.data, found.method) == ("digits", "gaussian")
+    assert (found.train_seconds, found.epochs) == (4.5, 3)
+    assert found.samples == 1000
+    assert found.meta["alpha"] == 0.001
+    assert 'name = "digits"' in found.config_text
+    assert found.rows.radius.tolist() == [r["radius"] for r in rows]  # not rounded
+    assert found.p_source == RECORDED
+    assert found.p_lower is not None
+    assert found.p_lower.tolist() == [r["p_lower"] for r in rows]
+
+
+def test_a_bare_log_takes_sigma_from_its_name_and_inverts_the_radius(tmp_path: Path) -> None:
+    rows = draw_rows(3, 0.5)
+    for name in ("cifar10_noise_0.25_sigma_0.50.tsv", "sigma_0.5"):
+        log = tmp_path / name
+        log.write_text(tsv(rows))
+        (found,), _ = read([log])
+        assert found.name == name.removesuffix(".tsv")
+        assert found.sigma == 0.5
+        assert found.p_source == INVERTED
+        assert found.p_lower is not None
+        for row, radius, p in zip(rows, found.rows.radius, found.p_lower, strict=True):
+            assert np.isnan(p) if row["predict"] == -1 else p == pytest.approx(phi(radius / 0.5))
+
+
+def test_without_sigma_there_is_no_p(tmp_path: Path) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_text(tsv(draw_rows(1, 0.25)))
+    (found,), _ = read([log])
+    assert found.sigma is None
+    assert found.p_lower is None
+
+
+def test_a_folder_is_searched_to_its_depth(tmp_path: Path) -> None:
+    make_run(tmp_path / "x" / "a")
+    make_run(tmp_path / "x" / "y" / "b")
+    (tmp_path / "published.tsv").write_text(tsv(draw_rows(1, 0.25)))
+    (tmp_path / "other.tsv").write_text("something\telse\n")
+    certifications, _ = read([tmp_path])
+    assert sorted(c.name for c in certifications) == ["a", "b", "published"]
+
+
+def test_the_same_log_is_read_once(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    assert len(read([log, tmp_path / "a", tmp_path])[0]) == 1
+
+
+def test_several_sigmas_in_a_run_have_names_of_their_own(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.with_name("certify_sigma_0.5.tsv").write_text(tsv(draw_rows(2, 0.5)))
+    certifications, _ = read([tmp_path / "a"])
+    assert [c.name for c in certifications] == ["a (σ = 0.25)", "a (σ = 0.5)"]
+
+
+def test_equal_names_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("one/run", "two/run", "one/deep/two/run"):
+        make_run(tmp_path / folder)
+    names = [c.name for c in read([tmp_path])[0]]
+    assert len(set(names)) == 3
+    assert {"one/run", "two/run"} < set(names)
+
+
+def test_estimates_are_for_the_sigma_of_training_only(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.with_name("certify_sigma_0.5.tsv").write_text(tsv(draw_rows(2, 0.5)))
+    add_estimates(log, {"shared": {0: 0.1}})
+    certifications, warnings = read([tmp_path / "a"])
+    assert [list(c.estimates) for c in certifications] == [["shared"], []]
+    assert len(warnings) == 1
+    assert "σ = 0.25" in warnings[0]
+
+
+def test_nan_outcomes_are_mentioned(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    journal = log.with_suffix(".rows.jsonl")
+    journal.write_text(journal.read_text().replace('"nan": 0', '"nan": 12', 2))
+    assert "NaN under noise on 2 images" in read([log])[1][0]
+
+
+def test_a_cut_row_is_left_out_and_mentioned(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.write_text(log.read_text()[:-25])
+    (found,), warnings = read([log])
+    assert len(found.rows) == ROWS - 1
+    assert found.p_source == RECORDED
+    assert "cut off" in warnings[0]
+
+
+def test_runs_without_rows_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    make_run(tmp_path / "done")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "certify_sigma_0.25.tsv").write_text(HEADER)
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "config.toml").write_text("")
+    (found,), warnings = read([tmp_path])
+    assert found.name == "done"
+    assert len(warnings) == 2
+    assert "trained is not certified yet" in warnings[0]
+    assert "holds no row yet" in warnings[1]
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InvalidInput, match="does not exist"):
+        read([run])
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    with pytest.raises(InvalidInput, match=r"holds no certification log; .*covprop certify .*run"):
+        read([run])
+    with pytest.raises(InvalidInput, match="nothing to report"):
+        read([])
+    (run / "certify_sigma_0.25.tsv").write_text(HEADER)
+    with pytest.raises(InvalidInput, match="no complete row"):
+        read([run])
+
+
+def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
+    make_run(tmp_path / "a\x1b[31mb")
+    assert read([tmp_path])[0][0].name == "a\N{REPLACEMENT CHARACTER}[31mb"

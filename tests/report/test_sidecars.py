@@ -1,0 +1,105 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from certifications import add_estimates, make_run
+
+from covprop.errors import InvalidInput
+from covprop.report.sidecars import (
+    read_config,
+    read_estimates,
+    read_journal,
+    read_json,
+    read_jsonl,
+    read_metrics,
+    section,
+)
+from covprop.report.tsv import read_tsv
+
+
+def test_absent_files_are_empty(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    rows = read_tsv(make_run(tmp_path / "run"))
+    assert read_config(absent) == ("", {})
+    assert read_json(absent) == {}
+    assert read_jsonl(absent) == []
+    assert read_metrics(absent) == (None, None)
+    assert read_estimates(absent, rows) == ({}, [])
+    assert read_journal(absent, rows) == (None, [])
+
+
+def test_a_plain_value_for_a_section_is_its_name() -> None:
+    assert section({"model": "my_net.py:build"}, "model") == {"name": "my_net.py:build"}
+    assert section({}, "model") == {}
+
+
+def test_training_time_is_that_of_the_last_epoch_which_counts_all_before(tmp_path: Path) -> None:
+    metrics = make_run(tmp_path).with_name("metrics.jsonl")
+    assert read_metrics(metrics) == (4.5, 3)
+    with metrics.open("a") as file:
+        file.write('{"epoch": 4, "sec')  # killed while writing
+    assert read_metrics(metrics) == (4.5, 3)
+
+
+def test_journal_gives_unrounded_radii_in_the_order_of_the_log(tmp_path: Path) -> None:
+    log = make_run(tmp_path)
+    path = log.with_suffix(".rows.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(reversed(lines)) + "\n")
+    rows = read_tsv(log)
+    journal, warnings = read_journal(path, rows)
+    assert journal is not None
+    assert not warnings
+    assert journal.radius.tolist() == [json.loads(line)["radius"] for line in lines]
+    assert journal.p_lower.tolist() == [json.loads(line)["p_lower"] for line in lines]
+    assert (journal.radius != rows.radius).any()
+
+
+def test_journal_of_another_log_is_not_used(tmp_path: Path) -> None:
+    log, other = make_run(tmp_path / "a", seed=1), make_run(tmp_path / "b", seed=2)
+    journal, warnings = read_journal(other.with_suffix(".rows.jsonl"), read_tsv(log))
+    assert journal is None
+    assert "contradicts" in warnings[0]
+
+
+def test_journal_that_lacks_a_row_is_not_used(tmp_path: Path) -> None:
+    log = make_run(tmp_path)
+    path = log.with_suffix(".rows.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert read_journal(path, read_tsv(log)) == (None, [])
+
+
+def test_estimates_go_to_their_images(tmp_path: Path) -> None:
+    log = make_run(tmp_path)
+    add_estimates(log, {"shared": {40: 0.5, 0: 0.25, 7: 9.0}, "dense": {20: 0.125}})
+    estimates, warnings = read_estimates(log.with_name("estimated.tsv"), read_tsv(log))
+    assert not warnings
+    assert estimates["shared"][[0, 2]].tolist() == [0.25, 0.5]
+    assert math.isnan(estimates["shared"][1])
+    assert estimates["dense"][1] == 0.125
+
+
+def test_a_cut_line_of_estimates_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    log = make_run(tmp_path)
+    path = log.with_name("estimated.tsv")
+    path.write_text("idx\testimator\tradius\n0\tshared\t0.5\n20\tsha")
+    estimates, warnings = read_estimates(path, read_tsv(log))
+    assert estimates["shared"][0] == 0.5
+    assert "cut off" in warnings[0]
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    rows = read_tsv(make_run(tmp_path / "run"))
+    bad = tmp_path / "bad"
+    for text, read in [
+        ("[data", read_config),
+        ("{", read_json),
+        ("[1]", read_json),
+        ("{\n{}\n", read_jsonl),
+        ("idx\tradius\n", lambda path: read_estimates(path, rows)),
+        ("idx\testimator\tradius\n0\tx\n1\tshared\t1\n", lambda path: read_estimates(path, rows)),
+    ]:
+        bad.write_text(text)
+        with pytest.raises(InvalidInput, match=str(bad)):
+            read(bad)
