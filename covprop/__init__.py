@@ -5,6 +5,7 @@ bound) are two different things here, and no name in this package mixes them up.
 """
 
 from covprop.bound import decorrelated_bound, inflation
+from covprop.certify import Certificate, certify, predict
 from covprop.errors import CovpropError, InvalidInput, UnsupportedModel
 from covprop.estimate import margin
 from covprop.estimate.result import Margin
@@ -24,6 +25,7 @@ __all__ = [
     "PAPER",
     "REFERENCE",
     "ActNorm",
+    "Certificate",
     "CovpropError",
     "Gaussian",
     "HermiteActivation",
@@ -35,6 +37,7 @@ __all__ = [
     "Settings",
     "UnsupportedModel",
     "__version__",
+    "certify",
     "check",
     "decorrelated_bound",
     "elementwise",
@@ -42,6 +45,7 @@ __all__ = [
     "fix",
     "inflation",
     "margin",
+    "predict",
     "rule",
     "top_two_probability",
 ]

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
+from scipy.special import betainc
 from torch import Tensor
 
 from covprop.certify.bounds import (
@@ -110,16 +110,7 @@ def certify(
     >>> int(c.prediction), round(float(c.radius), 2)
     (0, 1.23)
     """
-    question = None
-    if delta is not None or at_least is not None:
-        question = Question(delta=delta, at_least=at_least)
-    _check(sigma=sigma, alpha=alpha, n=n, n0=n0)
-    largest = float(certified_radius(best_lower(n, alpha, soft=soft), sigma))
-    if at_least is not None and at_least > largest:
-        raise InvalidInput(
-            f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
-            f"{at_least:g} is out of reach; take more samples"
-        )
+    question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
     with Sampler(
@@ -167,7 +158,7 @@ def predict(
     The two-sided binomial test of the top two counts (Hung & Fithian 2019): a class other than
     g(x) is returned with probability at most alpha. The arguments are those of `certify`.
     """
-    _check(sigma=sigma, alpha=alpha, n=n)
+    check_options(sigma, 1, n, alpha)
     with Sampler(
         model, x, sigma, num_classes, batch_size, index, seed, device, dtype, False, value_range
     ) as sampler:
@@ -175,10 +166,8 @@ def predict(
     # NaN is an outcome like any other here; where it comes first, there is nothing to predict.
     order = np.argsort(-counts, axis=1, kind="stable")[:, :2]
     first, second = np.take_along_axis(counts, order, 1).T
-    sure = np.array(
-        [binomtest(int(a), int(a + b)).pvalue <= alpha for a, b in zip(first, second, strict=True)],
-        dtype=bool,
-    )
+    # P(Binomial(a + b, 1/2) ≥ a), doubled: at 1/2 the two tails of the exact test are equal.
+    sure = 2.0 * betainc(np.maximum(first, 1), second + 1, 0.5) <= alpha
     is_class = order[:, 0] < counts.shape[1] - 1
     prediction = Prediction(
         prediction=torch.from_numpy(np.where(sure & is_class, order[:, 0], ABSTAIN)),
@@ -194,10 +183,29 @@ def _first(result: Result) -> Result:
     return replace(result, **{f.name: getattr(result, f.name)[0] for f in fields(result)})
 
 
-def _check(*, sigma: float, alpha: float, n: int, n0: int = 1) -> None:
+def check_options(
+    sigma: float,
+    n0: int,
+    n: int,
+    alpha: float,
+    *,
+    soft: bool = False,
+    delta: float | None = None,
+    at_least: float | None = None,
+) -> Question | None:
+    """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
     if not (math.isfinite(sigma) and sigma > 0):
         raise InvalidInput(f"sigma is a positive number on the pixel scale [0, 1], not {sigma}")
     if not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
     if n < 1 or n0 < 1:
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
+    if delta is None and at_least is None:
+        return None
+    largest = float(certified_radius(best_lower(n, alpha, soft=soft), sigma))
+    if at_least is not None and at_least > largest:
+        raise InvalidInput(
+            f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
+            f"{at_least:g} is out of reach; take more samples"
+        )
+    return Question(delta=delta, at_least=at_least)

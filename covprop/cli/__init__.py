@@ -8,8 +8,11 @@ import sys
 
 import typer
 
+from covprop.cli.certify import certify
 from covprop.cli.data import app as data_app
+from covprop.cli.export import export
 from covprop.cli.list import list_
+from covprop.cli.predict import predict
 from covprop.cli.report import report
 from covprop.cli.train import train
 from covprop.errors import CovpropError
@@ -28,6 +31,9 @@ def _root() -> None:
     """Keeps typer in sub-command mode however many verbs are registered."""
 
 
+app.command("certify")(certify)
+app.command("predict")(predict)
+app.command("export")(export)
 app.command("report")(report)
 app.add_typer(data_app, name="data")
 app.command("train")(train)

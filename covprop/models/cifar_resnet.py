@@ -1,8 +1,9 @@
 """ResNet-20 and ResNet-110 for 32×32 images, as the randomized-smoothing literature trains them.
 
-Three stages of `width` = 16, 32 and 64 channels, (depth − 2) / 6 blocks of two 3×3 convolutions each, batch
-norm, a 1×1 convolution on the shortcut where the shape changes (He et al. 2016, option B). Names
-of the parameters are those of the published checkpoints (conv1, layer1.0.conv1, …, fc).
+Three stages of `width` = 16, 32 and 64 channels, (depth − 2) / 6 blocks of two 3×3 convolutions
+each, batch norm, and a 1×1 convolution on the shortcut where the shape changes (He et al. 2016,
+option B). The parameters are called as in the published training code of Cohen et al. and of MACER
+(conv1, layer1.0.conv1, …, fc), so that its checkpoints load.
 """
 
 import math

@@ -1,0 +1,311 @@
+"""Certification logs that survive a kill at any moment.
+
+Beside the log in the field's own format, `X.tsv`, lie `X.rows.jsonl`, the journal (the same rows
+in full precision, with p_lower, count, n and nan), and `X.json` (what every row was certified
+with). The journal is the truth: a row is there once its line is complete, and the TSV is put right
+from it on every start. Several processes write a journal each (`X.rank1.rows.jsonl`), which the
+last one to finish merges.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, ClassVar, Generic, TypeVar
+
+from covprop.errors import InvalidInput
+from covprop.train.checkpoint import unwritable, write
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image's certificate, in full precision."""
+
+    HEADER: ClassVar[str] = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
+
+    idx: int
+    label: int
+    predict: int
+    radius: float
+    correct: int
+    seconds: float
+    p_lower: float
+    count: int
+    n: int
+    nan: int
+
+    def tsv(self) -> str:
+        """The line other tools read: radius with 3 significant digits, time as H:MM:SS.ffffff."""
+        return (
+            f"{self.idx}\t{self.label}\t{self.predict}\t{self.radius:.3}\t{self.correct}\t"
+            f"{_clock(self.seconds)}"
+        )
+
+
+@dataclass(frozen=True)
+class PredictRow:
+    """One image's prediction with the counts behind it."""
+
+    HEADER: ClassVar[str] = "idx\tlabel\tpredict\tcorrect\ttime"
+
+    idx: int
+    label: int
+    predict: int
+    correct: int
+    seconds: float
+    count: int
+    runner_up: int
+    n: int
+    nan: int
+
+    def tsv(self) -> str:
+        """The line other tools read."""
+        return f"{self.idx}\t{self.label}\t{self.predict}\t{self.correct}\t{_clock(self.seconds)}"
+
+
+AnyRow = TypeVar("AnyRow", bound=Row | PredictRow)
+
+
+class Log(Generic[AnyRow]):
+    """An open log: `done` maps the indices certified so far to their rows; `append` adds rows.
+
+    Use as a context manager. `settings` are what a row depends on (σ, α, n, weights …); a log
+    made with others is refused, whole and untouched.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        kind: type[AnyRow],
+        *,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.path, self.settings = path, dict(settings)
+        self.kind: type[AnyRow] = kind
+        self.rank, self.world = rank, world
+        self.alone = world == 1
+        self.main_path = path.with_suffix(".rows.jsonl")
+        self.journal_path = (
+            self.main_path if self.alone else path.with_suffix(f".rank{rank}.rows.jsonl")
+        )
+        self.done: dict[int, AnyRow] = {}
+        self.files = ExitStack()
+
+    def __enter__(self) -> "Log[AnyRow]":
+        with ExitStack() as files:
+            self._check_settings()
+            self._check_tsv()
+            if not self.alone:
+                main = files.enter_context(_open(self.main_path))
+                _lock(main, self.main_path, shared=True)
+            self.journal = files.enter_context(_open(self.journal_path))
+            _lock(self.journal, self.journal_path)
+            _drop_cut_line(self.journal)
+            self.done = self._read_all()
+            if self.alone:
+                self._absorb(files)
+                self.tsv = files.enter_context(_open(self.path))
+            self.files = files.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.files.close()
+
+    def append(self, row: AnyRow) -> None:
+        """Add a row; it is on the disk when this returns."""
+        _append(self.journal, self.journal_path, json.dumps(asdict(row)))
+        if self.alone:
+            _append(self.tsv, self.path, row.tsv())
+        self.done[row.idx] = row
+
+    def finish(self, wanted: Iterable[int]) -> list[AnyRow] | None:
+        """Close, and bring the rows in order; None while other processes still have rows to add.
+
+        Every process calls this when it has no image left, and whoever then finds all of them in
+        the journals merges. Two may: they write the same.
+        """
+        self.files.close()
+        self.done = self._read_all()
+        if not set(wanted) <= self.done.keys():
+            return None
+        self._write_all()
+        return [self.done[i] for i in sorted(wanted)]
+
+    def _read_all(self) -> dict[int, AnyRow]:
+        rows: dict[int, AnyRow] = {}
+        # The parts first: a merge in another process fills the main journal before it drops them.
+        for path in [*self._parts(), self.main_path]:
+            for row in _read_journal(path, self.kind):
+                rows.setdefault(row.idx, row)
+        return rows
+
+    def _parts(self) -> list[Path]:
+        stem = self.path.with_suffix("").name
+        return sorted(self.path.parent.glob(f"{_glob_escape(stem)}.rank*.rows.jsonl"))
+
+    def _absorb(self, files: ExitStack) -> None:
+        """Take over what several processes left behind, unless they are still at work."""
+        parts = self._parts()
+        for part in parts:
+            _lock(files.enter_context(_open(part)), part)
+        if parts:
+            # Appended, not rewritten: the lock is on this very file.
+            here = {row.idx for row in _read_journal(self.journal_path, self.kind)}
+            for row in (self.done[i] for i in sorted(self.done) if i not in here):
+                _append(self.journal, self.journal_path, json.dumps(asdict(row)))
+        if self._tsv_text() != _text(self.path):
+            self._replace(self.path, self._tsv_text())
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+    def _write_all(self) -> None:
+        lines = "".join(json.dumps(asdict(self.done[i])) + "\n" for i in sorted(self.done))
+        if _text(self.main_path) != lines:
+            self._replace(self.main_path, lines)
+        if _text(self.path) != self._tsv_text():
+            self._replace(self.path, self._tsv_text())
+        for part in self._parts():
+            part.unlink(missing_ok=True)
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Atomic, also when two processes do it at once: each by a file of its own."""
+        own = path.with_name(f".{path.name}.{self.rank}-{os.getpid()}")
+        write(own, text.encode())
+        os.replace(own, path)
+
+    def _tsv_text(self) -> str:
+        rows = (self.done[i].tsv() for i in sorted(self.done))
+        return "\n".join([self.kind.HEADER, *rows]) + "\n"
+
+    def _check_settings(self) -> None:
+        """Refuse a log made with other settings; note ours beside a new one."""
+        meta = self.path.with_suffix(".json")
+        if not meta.exists():
+            meta.parent.mkdir(parents=True, exist_ok=True)
+            if not _complete_lines(_text(self.path))[1:] and not self._read_all():
+                self._replace(meta, json.dumps(self.settings, indent=1) + "\n")
+                return
+            raise InvalidInput(
+                f"{self.path} holds rows, but {meta.name}, which says what they were certified "
+                f"with, is missing; choose another file with --out."
+            )
+        try:
+            found = json.loads(meta.read_text())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InvalidInput(f"{meta} is damaged; restore it, or choose another --out.")
+        for key in [*self.settings, *found]:
+            if found.get(key) != self.settings.get(key):
+                raise InvalidInput(
+                    f"{self.path} was certified with {key} = {_show(found.get(key))}, not "
+                    f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; "
+                    f"choose another file with --out."
+                )
+
+    def _check_tsv(self) -> None:
+        """Refuse a TSV that holds rows no journal knows: writing over it would lose them."""
+        text = _text(self.path)
+        lines = _complete_lines(text)
+        header = self.kind.HEADER
+        if (lines and lines[0] != header) or not (lines or header.startswith(text)):
+            raise InvalidInput(
+                f"{self.path} is not a certification log: its first line should read "
+                f"{header.split()}, separated by tabs; choose another file with --out."
+            )
+        known = {row.tsv() for row in self._read_all().values()}
+        strange = [line for line in lines[1:] if line not in known]
+        if strange:
+            raise InvalidInput(
+                f"{self.path} holds a row for image {strange[0].split()[0]} that is not in "
+                f"{self.main_path.name}; rows of another run do not mix: choose another file "
+                f"with --out."
+            )
+
+
+def _clock(seconds: float) -> str:
+    whole, part = divmod(round(seconds * 1e6), 1_000_000)
+    minutes, second = divmod(whole, 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}.{part:06d}"
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+b")
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _append(file: IO[bytes], path: Path, line: str) -> None:
+    try:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _lock(file: IO[bytes], path: Path, *, shared: bool = False) -> None:
+    """Two processes on one log would certify everything twice; the lock dies with its holder."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidInput(
+            f"another process is certifying into {path}; wait for it, or choose another --out."
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _drop_cut_line(file: IO[bytes]) -> None:
+    """A process was killed while writing: its last line has no end, and is done again."""
+    file.seek(0)
+    content = file.read()
+    if not content.endswith(b"\n"):
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+def _read_journal(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
+    rows = []
+    for number, line in enumerate(_complete_lines(_text(path)), start=1):
+        try:
+            rows.append(kind(**json.loads(line)))
+        except (ValueError, TypeError):
+            raise InvalidInput(
+                f"{path}, line {number} is not a row of this program; remove that line and it is "
+                f"certified again."
+            ) from None
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not a text file; choose another file with --out.") from None
+
+
+def _complete_lines(text: str) -> list[str]:
+    return text.split("\n")[:-1]
+
+
+def _glob_escape(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _show(value: Any) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 16 else f"{value}"

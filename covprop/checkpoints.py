@@ -1,0 +1,234 @@
+"""Weights from and for other tools: read without running their code, matched key by key.
+
+| layout | content | normalisation |
+|---|---|---|
+| safetensors | tensors | as its keys say (`0.mean`, `0.std`), else to be told |
+| Cohen et al. | `{arch, state_dict, …}`, keys `1.…`, `1.module.…` | the data set's constants |
+| MACER | `{net, epoch}` | none |
+| bare state_dict | tensors | as its keys say, else to be told |
+"""
+
+import copy
+import hashlib
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from covprop.errors import CovpropError, InvalidInput
+from covprop.models import Normalize, build
+from covprop.train.checkpoint import save_weights, write
+
+# What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
+WRAPPINGS = {"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True}
+FORMATS = ("safetensors", "onnx", "cohen")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of a file under their own keys, and what else the layout says."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    arch: str | None = None
+    normalized: bool | None = None  # None: the layout does not say
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint of any of the layouts; nothing in the file is executed."""
+    if path.suffix == ".safetensors":
+        try:
+            return Checkpoint(path, safetensors.torch.load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise InvalidInput(f"{path} cannot be read as safetensors ({error}).") from error
+    content = _unpickle(path)
+    if isinstance(content, dict) and _is_state(content.get("state_dict")):
+        arch = content.get("arch")
+        return Checkpoint(path, content["state_dict"], arch if isinstance(arch, str) else None)
+    if isinstance(content, dict) and _is_state(content.get("net")):
+        return Checkpoint(path, content["net"], normalized=False)
+    if _is_state(content):
+        return Checkpoint(path, content)
+    found = f"the keys {', '.join(map(str, list(content)[:4]))}" if content else "nothing"
+    if not isinstance(content, dict):
+        found = f"a {type(content).__name__}"
+    raise InvalidInput(
+        f"{path} holds {found}, but a checkpoint is {{arch, state_dict}}, {{net, epoch}} or a bare "
+        "state_dict; save the model's state_dict() instead."
+    )
+
+
+def load(
+    path: Path,
+    *,
+    arch: str | None = None,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    normalize: bool | None = None,
+) -> nn.Module:
+    """The model of a checkpoint, in eval mode on the CPU.
+
+    `arch` is a model's name (`cifar_resnet110`, `my_net.py:build`), needed unless the file says.
+    `mean` and `std` are the data set's: they become the first layer where the layout means one, or
+    where `normalize` says so.
+    """
+    checkpoint = read(path)
+    name = arch or checkpoint.arch
+    if name is None:
+        raise InvalidInput(f"{path} does not name its architecture; add --arch, such as lenet.")
+    net = build(name, num_classes=num_classes, image_shape=image_shape)
+    tensors, wrapped = _unwrap(checkpoint, net, name)
+    stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]
+    if normalize is None:
+        normalize = wrapped if checkpoint.normalized is None else checkpoint.normalized
+    if normalize is None:
+        raise InvalidInput(
+            f"{path} does not say whether pixels are normalised before they enter the network; "
+            "add --normalize (with the data set's mean and std) or --no-normalize."
+        )
+    net.load_state_dict(tensors)
+    if not normalize:
+        return net.eval()
+    if isinstance(stored[0], Tensor) and isinstance(stored[1], Tensor):
+        mean, std = stored[0].flatten().tolist(), stored[1].flatten().tolist()
+    return nn.Sequential(Normalize(mean, std), net).eval()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 of every tensor of the state_dict with its name, type and shape."""
+    digest = hashlib.sha256()
+    for key, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().cpu().contiguous()
+        digest.update(f"{key}\n{flat.dtype}\n{list(flat.shape)}\n".encode())
+        digest.update(flat.flatten().view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def export(
+    model: nn.Module,
+    path: Path,
+    *,
+    to: str,
+    arch: str,
+    image_shape: tuple[int, int, int],
+    epoch: int = 0,
+) -> None:
+    """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if to == "safetensors":
+        save_weights(path, model)
+    elif to == "cohen":
+        buffer = io.BytesIO()
+        torch.save({"epoch": epoch, "arch": arch, "state_dict": _cohen_state(model)}, buffer)
+        write(path, buffer.getvalue())
+    elif to == "onnx":
+        write(path, _onnx(model, image_shape))
+    else:
+        raise InvalidInput(f'There is no format "{to}"; choose one of {", ".join(FORMATS)}.')
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old files name storage classes of old releases
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InvalidInput(f"There is no checkpoint {path}.") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code:
+            raise InvalidInput(
+                f"{path} carries code ({code[1]}) besides its tensors and is not opened; ask for, "
+                "or save, only the model's state_dict()."
+            ) from error
+        raise InvalidInput(
+            f"{path} cannot be read as a checkpoint; the file is damaged or of another kind."
+        ) from error
+
+
+def _is_state(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+    )
+
+
+def _unwrap(
+    checkpoint: Checkpoint, net: nn.Module, name: str
+) -> tuple[dict[str, Tensor], bool | None]:
+    """The network's own tensors, and whether the keys show a normalising layer before it."""
+    own = net.state_dict()
+    faults = []
+    for prefix, normalized in WRAPPINGS.items():
+        # A normalising layer's constants may be stored (`0.mean`) or not; they are no weights.
+        theirs = {k: v for k, v in checkpoint.tensors.items() if k not in ("0.mean", "0.std")}
+        tensors = {k.removeprefix(prefix): v for k, v in theirs.items() if k.startswith(prefix)}
+        # Files from before torch 0.4.1 lack the batch counters, which no prediction uses.
+        for key in own:
+            if key.endswith("num_batches_tracked"):
+                tensors.setdefault(key, own[key])
+        wrong = [
+            *(f"it lacks {k}" for k in own if k not in tensors),
+            *(f"it also holds {k}" for k in tensors if k not in own),
+            *(
+                f"{k} is {list(tensors[k].shape)}, not {list(v.shape)}"
+                for k, v in own.items()
+                if k in tensors and tensors[k].shape != v.shape
+            ),
+        ]
+        if not wrong and all(k.startswith(prefix) for k in theirs):
+            return tensors, normalized
+        faults.append(wrong)
+    best = min((f for f in faults if f), key=len, default=["its keys are of another model"])
+    raise InvalidInput(
+        f"{checkpoint.path} does not fit the architecture {name}: {best[0]} ({len(best)} such "
+        "differences); choose the right one with --arch."
+    )
+
+
+def _cohen_state(model: nn.Module) -> dict[str, Tensor]:
+    """Keys `1.…`, without the normalising layer: the older tools keep its constants in code."""
+    parts = list(model.children()) if isinstance(model, nn.Sequential) else []
+    if len(parts) != 2 or not isinstance(parts[0], Normalize):
+        raise InvalidInput(
+            "the older tools normalise every image with the data set's mean and std, which this "
+            "model was not trained with; export it as safetensors or onnx."
+        )
+    return {f"1.{k}": v.detach().cpu() for k, v in parts[1].state_dict().items()}
+
+
+def _onnx(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
+    """The base classifier, images [batch, c, h, w] in [0, 1] to logits, batch of any size."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise CovpropError(
+            "ONNX export needs two more packages; install them with: pip install 'covprop[onnx]'."
+        ) from None
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            copy.deepcopy(model).cpu().eval(),
+            (torch.zeros(2, *image_shape),),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: batch},),
+        )
+    assert program is not None
+    return program.model_proto.SerializeToString()

@@ -1,0 +1,165 @@
+"""`covprop certify`: a run or a checkpoint in, a certification log out."""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from covprop.cli import options
+
+if TYPE_CHECKING:
+    from covprop.certify import Certificate
+    from covprop.certify.records import Row
+    from covprop.data import Batch
+
+DELTA = 0.05
+
+
+def certify(
+    run: options.RunArgument,
+    sigma: options.Sigma = None,
+    n0: Annotated[int, typer.Option("--n0", help="Samples to guess the class.")] = 100,
+    n: options.Samples = 100_000,
+    alpha: options.Alpha = 0.001,
+    skip: options.Skip = None,
+    most: options.Max = None,
+    split: options.Split = "test",
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Stop sampling as soon as the answer is known.")
+    ] = False,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Sequential: know the radius to within this.", show_default=str(DELTA)),
+    ] = None,
+    at_least: Annotated[
+        float | None, typer.Option(help="Sequential: know whether the radius reaches this.")
+    ] = None,
+    soft: Annotated[
+        bool,
+        typer.Option("--soft", help="Certify the mean probability (empirical Bernstein)."),
+    ] = False,
+    bf16: options.Bf16 = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    batch: options.Batch = 1024,
+    data: options.Data = None,
+    out: options.Out = None,
+    arch: options.Arch = None,
+    dataset: options.Dataset = None,
+    normalize: options.Normalized = None,
+) -> None:
+    """Certify the predictions of a smoothed classifier.
+
+    \b
+    covprop certify runs/digits/radius-0.25          N = 100,000, as usual
+    covprop certify RUN --n 10000 --max 100          a quick look
+    covprop certify RUN --sequential --delta 0.05    the radius to within 0.05
+    covprop certify RUN --at-least 0.5               only: is it at least 0.5?
+    torchrun --nproc-per-node=8 -m covprop certify RUN
+    covprop certify net.pth --arch cifar_resnet110 --dataset cifar10 --sigma 0.25
+
+    Rows go one by one to RUN/certify_sigma_S.tsv (idx, label, predict, radius,
+    correct, time; predict -1 abstains) and, in full precision, to
+    certify_sigma_S.rows.jsonl. Killed at any moment, the same command goes on
+    where it was. An image meets the same noise whatever the batch size, the
+    number of processes or the order: in float32 on the CPU rows are identical,
+    elsewhere equal up to rounding in the network.
+    """
+    import torch
+
+    from covprop.certify import SampleWarning, smooth
+    from covprop.certify.bounds import sample_warning
+    from covprop.certify.records import Row
+    from covprop.cli import smoothing
+
+    if sequential and delta is None and at_least is None:
+        delta = DELTA
+    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = smoothing.choose_sigma(subject, sigma)
+    where = smoothing.choose_device(device)
+    smooth.check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
+    images = smoothing.load_images(subject, split, data)
+    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    if message := sample_warning(n, alpha, level, soft=soft):
+        smoothing.warn(message)
+    asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
+    precision = "bfloat16" if bf16 else "float32"
+    settings = smoothing.settings_of(
+        subject, split, **asked, mode=_mode(soft, delta, at_least), precision=precision
+    )
+    model = subject.model.to(where)
+
+    def evaluate(index: list[int], group: "Batch", seconds: Callable[[], float]) -> list["Row"]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SampleWarning)
+            found = smooth.certify(
+                model,
+                group.x,
+                num_classes=subject.num_classes,
+                batch_size=batch,
+                index=index,
+                device=where,
+                dtype=torch.bfloat16 if bf16 else None,
+                soft=soft,
+                delta=delta,
+                at_least=at_least,
+                **asked,
+            )
+        return _rows(index, group.y.tolist(), found, seconds())
+
+    path = out or subject.log_path("certify", level)
+    rows = smoothing.fill_log(
+        path, settings, Row, images, positions, batch=batch, device=where, evaluate=evaluate
+    )
+    if rows is not None:
+        typer.echo(f"{summary(rows)}\n{path}")
+
+
+def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:
+    from covprop.certify.records import Row
+
+    return [
+        Row(
+            idx=i,
+            label=labels[k],
+            predict=int(found.prediction[k]),
+            radius=float(found.radius[k]),
+            correct=int(found.prediction[k] == labels[k]),
+            seconds=seconds,
+            p_lower=float(found.p_lower[k]),
+            count=int(found.count[k]),
+            n=int(found.n[k]),
+            nan=int(found.nan[k]),
+        )
+        for k, i in enumerate(index)
+    ]
+
+
+def _mode(soft: bool, delta: float | None, at_least: float | None) -> str:
+    parts = ["soft" if soft else "hard"]
+    if delta is not None:
+        parts.append(f"sequential to within {delta:g}")
+    if at_least is not None:
+        parts.append(f"sequential, at least {at_least:g}")
+    return ", ".join(parts)
+
+
+def summary(rows: "list[Row]") -> str:
+    """ACR, certified accuracy at 0, 0.25, …, abstentions, samples, seconds, and NaN if any."""
+    count = len(rows)
+    largest = max(row.radius * row.correct for row in rows)
+    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)]
+    shares = [sum(row.correct and row.radius >= r for row in rows) / count for r in radii]
+    table = "  ".join(f"{r:g}: {share:.3f}" for r, share in zip(radii, shares, strict=True))
+    lines = [
+        f"{count} images, ACR {sum(row.correct * row.radius for row in rows) / count:.3f}",
+        f"certified accuracy at radius  {table}",
+        f"abstained {sum(row.predict == -1 for row in rows) / count:.1%}, "
+        f"mean samples {sum(row.n for row in rows) / count:.0f}, "
+        f"{sum(row.seconds for row in rows):.1f} s",
+    ]
+    broken = sum(row.nan > 0 for row in rows)
+    if broken:
+        lines.append(f"the model returned NaN on {broken} images; such samples count for no class")
+    return "\n".join(lines)

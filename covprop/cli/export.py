@@ -1,0 +1,49 @@
+"""`covprop export`: the base classifier for other tools."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covprop.cli import options
+
+SUFFIX = {"safetensors": ".safetensors", "onnx": ".onnx", "cohen": ".pth.tar"}
+
+
+def export(
+    run: options.RunArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The file to write.", show_default="RUN/export.…"),
+    ] = None,
+    to: Annotated[str, typer.Option(help="safetensors, onnx or cohen.")] = "safetensors",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    arch: options.Arch = None,
+    dataset: options.Dataset = None,
+    normalize: options.Normalized = None,
+) -> None:
+    """Write a trained model for other tools.
+
+    \b
+    covprop export RUN net.safetensors           tensors under their own names
+    covprop export RUN --to onnx net.onnx        pixels in 0..1 to logits
+    covprop export RUN --to cohen net.pth.tar    {arch, state_dict}, older tools
+
+    What is written is the base classifier, with its normalisation (in the
+    cohen format the reader adds that); noise and voting are the caller's.
+    """
+    from covprop import checkpoints
+    from covprop.cli import smoothing
+    from covprop.errors import InvalidInput
+
+    if to not in checkpoints.FORMATS:
+        known = ", ".join(checkpoints.FORMATS)
+        raise InvalidInput(f'There is no format "{to}"; choose one of {known}.')
+    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    path = file or subject.folder / f"{subject.stem}export{SUFFIX[to]}"
+    if path.exists() and not force:
+        raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
+    checkpoints.export(
+        subject.model, path, to=to, arch=subject.arch, image_shape=subject.image_shape
+    )
+    typer.echo(f"{path}")

@@ -1,0 +1,47 @@
+"""Options that several verbs share, so that they read the same everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunArgument = Annotated[
+    Path, typer.Argument(help="A run folder, or a checkpoint file.", show_default=False)
+]
+Sigma = Annotated[
+    float | None,
+    typer.Option(help="Noise level on the pixel scale [0, 1].", show_default="as trained"),
+]
+Samples = Annotated[int, typer.Option("--n", help="Samples for the estimate.")]
+Alpha = Annotated[float, typer.Option(help="Probability that the statement is wrong.")]
+Skip = Annotated[
+    int | None,
+    typer.Option(help="Take every SKIP-th image.", show_default="the data set's, CIFAR-10: 20"),
+]
+Max = Annotated[int | None, typer.Option("--max", help="Take at most this many images.")]
+Split = Annotated[str, typer.Option(help="test or train.")]
+Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Run the network in bfloat16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Batch = Annotated[int, typer.Option(help="Samples in one forward pass on a GPU.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the data sets.", show_default="$COVPROP_DATA, else ./data"),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="The log.", show_default="RUN/certify_sigma_S.tsv, or predict_…")
+]
+Arch = Annotated[
+    str | None, typer.Option(help="Architecture of a checkpoint file that does not name it.")
+]
+Dataset = Annotated[
+    str | None, typer.Option(help="Data set.", show_default="the run's; checkpoint files need it")
+]
+Normalized = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Whether a bare checkpoint expects pixels normalised by the data set's mean and std.",
+        show_default=False,
+    ),
+]

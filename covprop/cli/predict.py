@@ -1,0 +1,126 @@
+"""`covprop predict`: what the smoothed classifier says, on a data set or on image files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from covprop.cli import options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from covprop.certify import Prediction
+    from covprop.certify.records import PredictRow
+    from covprop.data import Batch
+
+
+def predict(
+    run: options.RunArgument,
+    pictures: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[IMAGE]...", help="Image files; without, the data set's images."),
+    ] = None,
+    sigma: options.Sigma = None,
+    n: options.Samples = 100_000,
+    alpha: options.Alpha = 0.001,
+    skip: options.Skip = None,
+    most: options.Max = None,
+    split: options.Split = "test",
+    bf16: options.Bf16 = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    batch: options.Batch = 1024,
+    data: options.Data = None,
+    out: options.Out = None,
+    arch: options.Arch = None,
+    dataset: options.Dataset = None,
+    normalize: options.Normalized = None,
+) -> None:
+    """Predict with a smoothed classifier, or abstain where the samples do not settle it.
+
+    \b
+    covprop predict runs/digits/radius-0.25 --n 1000
+    covprop predict RUN cat.png dog.png --n 1000
+
+    A class that is not the smoothed classifier's is printed with probability
+    at most alpha. Over a data set, rows go to RUN/predict_sigma_S.tsv (idx,
+    label, predict, correct, time); after a kill the same command goes on.
+    """
+    import torch
+
+    from covprop.certify import smooth
+    from covprop.certify.records import PredictRow
+    from covprop.cli import smoothing
+
+    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = smoothing.choose_sigma(subject, sigma)
+    where = smoothing.choose_device(device)
+    asked: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
+    smooth.check_options(level, 1, n, alpha)
+    model = subject.model.to(where)
+
+    def answer(x: "Tensor", index: list[int]) -> "Prediction":
+        return smooth.predict(
+            model,
+            x,
+            num_classes=subject.num_classes,
+            batch_size=batch,
+            index=index,
+            device=where,
+            dtype=torch.bfloat16 if bf16 else None,
+            **asked,
+        )
+
+    if pictures:
+        x = smoothing.read_pictures(pictures, subject.image_shape)
+        _show(pictures, answer(x, list(range(len(x)))), smoothing.class_names(subject))
+        return
+    images = smoothing.load_images(subject, split, data)
+    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    precision = "bfloat16" if bf16 else "float32"
+    settings = smoothing.settings_of(subject, split, **asked, mode="predict", precision=precision)
+
+    def evaluate(
+        index: list[int], group: "Batch", seconds: Callable[[], float]
+    ) -> list["PredictRow"]:
+        found = answer(group.x, index)
+        return _rows(index, group.y.tolist(), found, seconds())
+
+    path = out or subject.log_path("predict", level)
+    rows = smoothing.fill_log(
+        path, settings, PredictRow, images, positions, batch=batch, device=where, evaluate=evaluate
+    )
+    if rows is not None:
+        right = sum(row.correct for row in rows) / len(rows)
+        abstained = sum(row.predict == -1 for row in rows) / len(rows)
+        typer.echo(f"{len(rows)} images, accuracy {right:.3f}, abstained {abstained:.1%}\n{path}")
+
+
+def _show(pictures: list[Path], found: "Prediction", names: tuple[str, ...]) -> None:
+    for i, path in enumerate(pictures):
+        guess = int(found.prediction[i])
+        name = names[guess] if guess >= 0 else "abstains"
+        typer.echo(f"{path}\t{guess}\t{name}\t{found.count[i]} of {found.n[i]} samples")
+
+
+def _rows(
+    index: list[int], labels: list[int], found: "Prediction", seconds: float
+) -> list["PredictRow"]:
+    from covprop.certify.records import PredictRow
+
+    return [
+        PredictRow(
+            idx=i,
+            label=labels[k],
+            predict=int(found.prediction[k]),
+            correct=int(found.prediction[k] == labels[k]),
+            seconds=seconds,
+            count=int(found.count[k]),
+            runner_up=int(found.runner_up[k]),
+            n=int(found.n[k]),
+            nan=int(found.nan[k]),
+        )
+        for k, i in enumerate(index)
+    ]

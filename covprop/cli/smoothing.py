@@ -1,0 +1,307 @@
+"""What `certify`, `predict` and `export` share: the model meant, its images, the loop, progress."""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from covprop.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from covprop.certify.records import AnyRow
+    from covprop.data import Batch, FolderImages, Images
+
+PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+
+
+@dataclass
+class Subject:
+    """A trained classifier and what is known about it."""
+
+    model: "nn.Module"
+    arch: str
+    dataset: str
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    sigma: float | None  # the noise it was trained with, where known
+    folder: Path
+    stem: str  # how its logs are called, before certify_sigma_S
+
+    def log_path(self, verb: str, sigma: float) -> Path:
+        """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
+        return self.folder / f"{self.stem}{verb}_sigma_{sigma:g}.tsv"
+
+
+def open_subject(
+    run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
+) -> Subject:
+    """The run folder or checkpoint file that the user named."""
+    if run.is_dir():
+        return _open_run(run, arch=arch, dataset=dataset, normalize=normalize)
+    if not run.is_file():
+        raise InvalidInput(
+            f"There is no run folder or checkpoint {run}; `covprop train RECIPE --out {run}` "
+            "would make one."
+        )
+    from covprop import checkpoints
+    from covprop.data import DATASETS
+    from covprop.names import nearest
+
+    if dataset not in DATASETS:
+        what = f'there is no data set "{dataset}"{nearest(dataset, DATASETS)}' if dataset else ""
+        raise InvalidInput(
+            f"{what or f'{run} does not say what it was trained on'}; "
+            f"add --dataset with one of {', '.join(DATASETS)}."
+        )
+    facts = DATASETS[dataset]
+    model = checkpoints.load(
+        run,
+        arch=arch,
+        num_classes=facts.num_classes,
+        image_shape=facts.image_shape,
+        mean=facts.mean,
+        std=facts.std,
+        normalize=normalize,
+    )
+    name = arch or checkpoints.read(run).arch or ""
+    shape = facts.image_shape
+    return Subject(model, name, dataset, facts.num_classes, shape, None, run.parent, f"{run.stem}.")
+
+
+def _open_run(
+    run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
+) -> Subject:
+    from covprop.run import Run
+
+    for option, value in (("--arch", arch), ("--normalize", normalize)):
+        if value is not None:
+            raise InvalidInput(
+                f"{option} is for checkpoint files; the run folder {run} says its own."
+            )
+    opened = Run(run)
+    return Subject(
+        opened.load_model(),
+        str(opened.config["model"]["name"]),
+        dataset or str(opened.config["data"]["name"]),
+        opened.num_classes,
+        opened.image_shape,
+        opened.sigma,
+        run,
+        "",
+    )
+
+
+def choose_sigma(subject: Subject, sigma: float | None) -> float:
+    """σ of the smoothing: the one given, else the one trained with; a warning if they differ."""
+    if sigma is None:
+        if subject.sigma is None:
+            raise InvalidInput("a checkpoint file does not say its noise level; add --sigma.")
+        return subject.sigma
+    if subject.sigma is not None and sigma != subject.sigma:
+        warn(
+            f"sigma = {sigma:g}, but the model was trained with {subject.sigma:g}; its radii will "
+            "be valid, and probably small."
+        )
+    return sigma
+
+
+def choose_device(name: str) -> "torch.device":
+    """ "auto", "cpu", "cuda" or "cuda:1"; under torchrun every process gets its own GPU."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f'There is no device "{name}"; choose auto, cpu, cuda or cuda:1.')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use cpu.')
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of processes, as torchrun sets them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def warn(message: str) -> None:
+    """One line on stderr, said by the first process only."""
+    if place()[0] == 0:
+        typer.echo(f"covprop: warning: {message}", err=True)
+
+
+def load_images(subject: Subject, split: str, root: Path | None) -> "Images | FolderImages":
+    """The split to certify; it must have the model's classes and image size."""
+    from covprop import data
+
+    images = data.load(subject.dataset, split, root)
+    if (images.num_classes, images.image_shape) != (subject.num_classes, subject.image_shape):
+        raise InvalidInput(
+            f"{subject.dataset} has {images.num_classes} classes and images of "
+            f"{_times(images.image_shape)}, but the model takes {subject.num_classes} and "
+            f"{_times(subject.image_shape)}."
+        )
+    return images
+
+
+def class_names(subject: Subject) -> tuple[str, ...]:
+    """The data set's own names for the classes, or their numbers."""
+    from covprop.data import DATASETS
+
+    names = DATASETS[subject.dataset].classes if subject.dataset in DATASETS else ()
+    return (
+        names if len(names) == subject.num_classes else tuple(map(str, range(subject.num_classes)))
+    )
+
+
+def choose_positions(
+    images: "Images | FolderImages", dataset: str, skip: int | None, most: int | None
+) -> list[int]:
+    """Every skip-th image (default: the data set's habit), `most` of them at most."""
+    from covprop.data import DATASETS
+
+    if skip is None:
+        skip = DATASETS[dataset].certify_skip if dataset in DATASETS else 1
+    if skip < 1 or (most is not None and most < 1):
+        raise InvalidInput("--skip and --max are at least 1.")
+    return list(range(0, len(images), skip))[:most]
+
+
+def settings_of(subject: Subject, split: str, **more: Any) -> dict[str, Any]:
+    """What the rows of a log depend on, as its side-car keeps it."""
+    from covprop.checkpoints import weights_hash
+
+    weights = weights_hash(subject.model)
+    return {**more, "data": subject.dataset, "split": split, "weights": weights}
+
+
+def fill_log(
+    path: Path,
+    settings: dict[str, Any],
+    kind: "type[AnyRow]",
+    images: "Images | FolderImages",
+    positions: Sequence[int],
+    *,
+    batch: int,
+    device: "torch.device",
+    evaluate: "Callable[[list[int], Batch, Callable[[], float]], list[AnyRow]]",
+) -> "list[AnyRow] | None":
+    """Add to a log the rows it still lacks; all of them, or None while other processes work.
+
+    `evaluate(index, batch, seconds)` makes the rows of one group of images; `seconds()` is the
+    time spent so far on each of them.
+    """
+    from covprop.certify.noise import block_size
+    from covprop.certify.records import Log
+
+    if path.suffix != ".tsv":
+        raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
+    group = 1 if device.type == "cpu" else max(1, batch // block_size(images.image_shape))
+    rank, world = place()
+    with Log(path, settings, kind, rank=rank, world=world) as log:
+        share = positions[rank::world]
+        todo = [i for i in share if i not in log.done]
+        with progress(len(share), len(share) - len(todo)) as advance:
+            for found, index in _groups(images, todo, group, device):
+                seconds = _stopwatch(len(index))
+                for row in evaluate(index, found, seconds):
+                    log.append(row)
+                advance(len(index))
+        return log.finish(positions)
+
+
+def _stopwatch(images: int) -> Callable[[], float]:
+    start = time.perf_counter()
+    return lambda: (time.perf_counter() - start) / images
+
+
+def _groups(
+    images: "Images | FolderImages", todo: list[int], group: int, device: "torch.device"
+) -> Iterator[tuple["Batch", list[int]]]:
+    from covprop.data import Images, batches
+
+    if isinstance(images, Images):
+        part: Any = replace(images, images=images.images[todo], labels=images.labels[todo])
+    else:
+        part = replace(images, paths=images.paths[todo], labels=images.labels[todo])
+    for batch in batches(part, group, epoch=0, seed=0, device=device, shuffle=False):
+        yield batch, [todo[i] for i in batch.index.tolist()]
+
+
+@contextmanager
+def progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line now and then elsewhere, nothing from the other processes."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    if place()[0] != 0:
+        yield lambda size: None
+        return
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task("images", total=total, completed=done)
+            yield lambda size: bar.advance(task, size)
+        return
+    start = last = time.monotonic()
+    count = done
+
+    def advance(size: int) -> None:
+        nonlocal last, count
+        count += size
+        now = time.monotonic()
+        if now - last >= PLAIN_EVERY or count == total:
+            pace = (now - start) / max(count - done, 1)
+            left = pace * (total - count)
+            print(f"{count} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)
+            last = now
+
+    yield advance
+
+
+def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tensor":
+    """Image files as [b, c, h, w] in [0, 1]; 224-pixel models get the usual central crop."""
+    import numpy as np
+    import torch
+    from PIL import Image, UnidentifiedImageError
+
+    from covprop.data.decode import CROP, read_image
+
+    pictures = []
+    for path in paths:
+        if shape == (3, CROP, CROP):
+            pictures.append(read_image(path, "none", random.Random(0)))
+            continue
+        try:
+            with Image.open(path) as file:
+                image = file.convert("L" if shape[0] == 1 else "RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise InvalidInput(f"{path} cannot be read as an image ({error}).") from None
+        if (image.height, image.width) != shape[1:]:
+            raise InvalidInput(
+                f"{path} is {image.height}×{image.width} pixels, but the model takes "
+                f"{shape[1]}×{shape[2]}; resize it first."
+            )
+        pixels = torch.from_numpy(np.array(image))
+        pictures.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+    return torch.stack(pictures).float() / 255
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
