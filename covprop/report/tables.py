@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
     >>> duration(42.3), duration(754), duration(8100)
     ('42.3 s', '12 min 34 s', '2 h 15 min')
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

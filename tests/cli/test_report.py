@@ -1,0 +1,86 @@
+import sys
+from pathlib import Path
+
+import pytest
+from certifications import HEADER, make_run
+from typer.testing import CliRunner
+
+from covprop.cli import app, main
+
+runner = CliRunner()
+
+
+def test_prints_the_table(tmp_path: Path) -> None:
+    make_run(tmp_path / "digits-a")
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0
+    for expected in ("digits-a", "gaussian", "ACR", "r=0.25", "abstain %", "4.5 s", "0.99–0.999"):
+        assert expected in result.output
+    assert "wrote" not in result.output
+
+
+def test_writes_page_and_folder(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "run")
+    page, out = tmp_path / "x" / "page.html", tmp_path / "out"
+    result = runner.invoke(app, ["report", str(log), "--html", str(page), "--out", str(out)])
+    assert result.exit_code == 0
+    assert page.read_text() == (out / "report.html").read_text()
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for line in result.output.splitlines():
+        if line.startswith("wrote "):
+            assert Path(line.removeprefix("wrote ")).is_file()
+
+
+def test_warnings_go_to_stderr(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "run")
+    log.write_text(log.read_text()[:-25])
+    result = runner.invoke(app, ["report", str(log)])
+    assert result.exit_code == 0
+    assert "warning: " in result.stderr
+    assert "cut off" in result.stderr
+    assert "warning" not in result.stdout
+
+
+def test_help_teaches_by_example() -> None:
+    result = runner.invoke(app, ["report", "--help"])
+    assert "covprop report runs --html report.html" in " ".join(result.output.split())
+
+
+def refusal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What the program says when it ends with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["covprop", "report", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    captured = capsys.readouterr()
+    assert caught.value.code == 2
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "is empty"), ("a\tb\n", "not a certification log"), (HEADER, "no complete row")],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    tmp_path: Path,
+    text: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_text(text)
+    said = refusal([str(log)], monkeypatch, capsys)
+    assert said.count("\n") == 1
+    assert str(log) in said
+    assert expected in said
+
+
+def test_a_page_cannot_take_the_place_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_run(tmp_path / "run")
+    said = refusal([str(log), "--html", str(tmp_path)], monkeypatch, capsys)
+    assert "is a folder" in said
