@@ -110,7 +110,13 @@ def set_aside(path: Path, say: Say = lambda line: None) -> Path:
     number = 1
     while (old := path.with_name(f"{path.name}.old{number if number > 1 else ''}")).exists():
         number += 1
-    path.rename(old)
+    try:
+        path.rename(old)
+    except OSError as error:
+        raise DownloadFailed(
+            f"{path} is damaged or another version and cannot be renamed ({error.strerror}): move "
+            "it away, or choose another --root."
+        ) from error
     say(f"{path} was damaged or another version; it is kept as {old.name}")
     return old
 
