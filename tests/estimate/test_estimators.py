@@ -1,0 +1,215 @@
+"""Five estimators of one margin, against Monte Carlo, dense algebra and each other."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import (
+    bivariate_relu_covariance,
+    dense_covariance,
+    monte_carlo_logits,
+    random_covariance,
+    relative,
+)
+from torch import Tensor, nn
+
+from covprop import PAPER, HermiteActivation, InvalidInput, Margin, Propagator, margin
+from covprop.estimate import ESTIMATORS
+from covprop.estimate.dense import relu_covariance, series_covariance
+
+
+class Residual(nn.Module):
+    """Small, with a residual branch, so that branches are correlated."""
+
+    def __init__(self, activation: nn.Module | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, stride=2)
+        self.branch = nn.Conv2d(4, 4, 3, padding=1)
+        self.act = activation or nn.ReLU()
+        self.last = nn.Linear(4 * 9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.stem(x))
+        x = x + self.branch(self.act(x))
+        return self.last(self.act(x).view(x.size(0), -1))
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.rand(count, 1, 7, 7, generator=torch.Generator().manual_seed(1))
+
+
+def scaled(model: nn.Module) -> nn.Module:
+    """Weights large enough that the nonlinearity matters within the noise."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_all_accept_the_same_model_and_answer_in_the_same_form(estimator: str) -> None:
+    model, x = scaled(Residual()), images()
+    result = margin(model, x, sigma=0.3, estimator=estimator)
+    assert isinstance(result, Margin)
+    assert all(field.shape == (3,) for field in result)
+    torch.testing.assert_close(result.radius, 0.3 * result.mean / result.var.sqrt())
+    logits = model(x)
+    assert (result.top != result.runner_up).all()
+    assert result.top.tolist() == logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.Tanh(), HermiteActivation(3)],
+    ids=lambda a: type(a).__name__,
+)
+def test_dense_agrees_with_monte_carlo(activation: nn.Module) -> None:
+    """What is left between the two is that pre-activations are not quite Gaussian."""
+    model, x = scaled(Residual(activation)), images(2)
+    ours = margin(model, x, sigma=0.3, estimator="dense")
+    for k in range(2):
+        draws = monte_carlo_logits(model, x[k], 0.3, 40_000)
+        gap = draws[:, ours.top[k]] - draws[:, ours.runner_up[k]]
+        assert ours.mean[k].item() == pytest.approx(gap.mean().item(), abs=0.1 * gap.std().item())
+        assert ours.var[k].item() == pytest.approx(gap.var().item(), rel=0.15)
+
+
+def test_one_hidden_layer_is_exact_for_dense() -> None:
+    """With one hidden layer pre-activations are Gaussian: mean and variance within error bars."""
+    model = scaled(nn.Sequential(nn.Flatten(), nn.Linear(49, 20), nn.ReLU(), nn.Linear(20, 3)))
+    x = images(1)
+    ours = margin(model, x, sigma=0.5, estimator="dense")
+    draws = monte_carlo_logits(model, x[0], 0.5, 400_000)
+    gap = draws[:, ours.top[0]] - draws[:, ours.runner_up[0]]
+    n = len(gap)
+    kurtosis = ((gap - gap.mean()) ** 4).mean() / gap.var() ** 2
+    mean_error = gap.std() / n**0.5
+    var_error = gap.var() * ((kurtosis - 1) / n) ** 0.5
+    assert abs(ours.mean[0] - gap.mean()) < 5 * mean_error
+    assert abs(ours.var[0] - gap.var()) < 5 * var_error
+
+
+@pytest.mark.parametrize("estimator", ["shared", "linearized", "dense"])
+def test_linear_networks_are_exact(estimator: str) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 2, stride=2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)
+    ).double()
+    x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
+    options = {"settings": PAPER.but(r_max=0.0)} if estimator == "shared" else {}
+    ours = margin(model, x, sigma=0.4, estimator=estimator, **options)
+    (cov,) = dense_covariance(model, 0.16 * torch.eye(1, dtype=torch.float64), (1, 8, 8))
+    a, b = ours.top, ours.runner_up
+    expected = cov[a, a] + cov[b, b] - 2 * cov[a, b]
+    assert relative(ours.var, expected) < 1e-8
+
+
+@given(st.floats(-4, 4), st.floats(-4, 4), st.floats(-0.999, 0.999), st.integers(0, 20))
+def test_pairwise_relu_moments(mx: float, my: float, rho: float, seed: int) -> None:
+    scale = np.random.default_rng(seed).uniform(0.2, 3.0, 2)
+    mean = np.array([mx, my]) * scale
+    cov = np.outer(scale, scale) * np.array([[1, rho], [rho, 1]])
+    ours = relu_covariance(torch.from_numpy(mean), torch.from_numpy(cov))[0, 1].item()
+    expected = bivariate_relu_covariance(mean, cov)
+    assert abs(ours - expected) < 1e-8 * scale[0] * scale[1]
+
+
+def test_pairwise_relu_diagonal_is_the_variance() -> None:
+    from covprop.kernels.moments import relu_variance
+
+    cov = random_covariance(6)
+    mean = torch.linspace(-2, 2, 6, dtype=torch.float64)
+    ours = torch.diagonal(relu_covariance(mean, cov))
+    torch.testing.assert_close(
+        ours, relu_variance(mean, torch.diagonal(cov).sqrt()), rtol=1e-7, atol=1e-10
+    )
+
+
+def test_series_equals_the_closed_form_of_a_polynomial() -> None:
+    """x² under a Gaussian: Cov = 2C² + 4 μμᵀC, E[f′] = 2μ."""
+    cov, mean = random_covariance(3), torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    first, second, slope = series_covariance(torch.square, mean, cov)
+    torch.testing.assert_close(first, mean**2 + torch.diagonal(cov))
+    torch.testing.assert_close(second, 2 * cov**2 + 4 * mean[:, None] * mean[None, :] * cov)
+    torch.testing.assert_close(slope, 2 * mean)
+
+
+def test_linearized_is_differentiable_for_training() -> None:
+    model, x = Residual().double(), images().double()
+    names, values = zip(*model.named_parameters(), strict=True)
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return margin(self.model, x, 0.25, estimator="linearized", create_graph=True).radius
+
+    wrapped = Wrapped()
+    loss = wrapped(x).sum()
+    gradients = torch.autograd.grad(loss, values, allow_unused=True)
+    step, direction = 1e-6, [torch.randn_like(v) for v in values]
+    ahead = {f"model.{n}": v + step * d for n, v, d in zip(names, values, direction, strict=True)}
+    back = {f"model.{n}": v - step * d for n, v, d in zip(names, values, direction, strict=True)}
+    difference = (
+        torch.func.functional_call(wrapped, ahead, (x,)).sum()
+        - torch.func.functional_call(wrapped, back, (x,)).sum()
+    ) / (2 * step)
+    pairs = zip(gradients, direction, strict=True)
+    expected = sum((g * d).sum() for g, d in pairs if g is not None)
+    assert difference.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_linearized_leaves_no_graph_and_no_grad_behind() -> None:
+    model, x = Residual(), images()
+    result = margin(model, x, sigma=0.3, estimator="linearized")
+    assert not result.radius.requires_grad
+    assert not x.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    noisy = margin(model, x, sigma=0.3, estimator="linearized", samples=8)
+    assert torch.isfinite(noisy.radius).all()
+
+
+def test_calibrated_mean_is_nearer_to_monte_carlo_than_shared() -> None:
+    model, x = scaled(Residual()), images(8)
+    truth = margin(model, x, sigma=0.6, estimator="sampled", samples=4000)
+    shared = margin(model, x, sigma=0.6, estimator="shared")
+    corrected = margin(model, x, sigma=0.6, estimator="calibrated", samples=32)
+    assert (corrected.mean - truth.mean).norm() < (shared.mean - truth.mean).norm()
+    assert (corrected.var.log() - truth.var.log()).norm() < (
+        shared.var.log() - truth.var.log()
+    ).norm()
+
+
+def test_sampled_is_seeded_by_a_generator() -> None:
+    model, x = Residual(), images()
+    runs = [
+        margin(model, x, 0.3, "sampled", samples=50, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    ]
+    assert torch.equal(runs[0].var, runs[1].var)
+
+
+def test_bad_input_is_one_sentence() -> None:
+    model, x = Residual(), images()
+    with pytest.raises(InvalidInput, match="choose one of shared, calibrated"):
+        margin(model, x, 0.3, estimator="guess")
+    with pytest.raises(InvalidInput, match="sigma is"):
+        margin(model, x, -1.0)
+    with pytest.raises(InvalidInput, match="at least 2"):
+        margin(model, x, 0.3, "sampled", samples=1)
+    big = nn.Sequential(nn.Flatten(), nn.Linear(30_000, 2))
+    with pytest.raises(InvalidInput, match="meant for small networks"):
+        margin(big, torch.zeros(1, 3, 100, 100), 0.3, "dense")
+    one = nn.Sequential(nn.Flatten(), nn.Linear(49, 1))
+    for estimator in ESTIMATORS:
+        with pytest.raises(InvalidInput, match="at least two classes"):
+            margin(one, x, 0.3, estimator)
+
+
+def test_propagated_covariance_bounds_the_sampled_one_for_a_trained_like_network() -> None:
+    model, x = scaled(Residual()), images(1)
+    cov = Propagator(model, 0.3, (1, 7, 7))(x).cov.detach()
+    draws = monte_carlo_logits(model, x[0], 0.3, 20_000)
+    assert torch.diagonal(cov).sum() > draws.var(0).sum()

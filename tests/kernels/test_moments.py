@@ -1,0 +1,179 @@
+"""Closed-form moments against adaptive quadrature, and their hand-written derivatives."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import gaussian_expectation, normal_cdf
+from scipy import special
+from torch import Tensor
+
+from covprop.kernels import moment_relu
+from covprop.kernels.moments import (
+    gelu_mean,
+    gelu_variance,
+    hermite_coefficients,
+    leaky_relu_mean,
+    leaky_relu_variance,
+    owens_t,
+    quadrature_mean,
+    relu_mean,
+    relu_variance,
+)
+from covprop.layers import HermiteActivation, hermite, relu_coefficients
+
+SLOPE = 0.1
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+def leaky(x: float) -> float:
+    return x if x > 0 else SLOPE * x
+
+
+def gelu(x: float) -> float:
+    return x * normal_cdf(x)
+
+
+def leaky_mean(mean: Tensor, std: Tensor) -> Tensor:
+    return leaky_relu_mean(mean, std, SLOPE)
+
+
+def leaky_variance(mean: Tensor, std: Tensor) -> Tensor:
+    return leaky_relu_variance(mean, std, SLOPE)
+
+
+CASES = [
+    (relu, relu_mean, relu_variance),
+    (leaky, leaky_mean, leaky_variance),
+    (gelu, gelu_mean, gelu_variance),
+]
+IDS = ["relu", "leaky", "gelu"]
+RATIOS = [-40.0, -8.0, -3.0, -1.0, -0.1, 0.0, 0.3, 1.0, 2.5, 8.0, 40.0]
+
+
+@pytest.mark.parametrize(("function", "mean", "variance"), CASES, ids=IDS)
+@pytest.mark.parametrize("std", [1e-3, 0.5, 1.0, 4.0])
+def test_moments_equal_quadrature(
+    function: Callable, mean: Callable, variance: Callable, std: float
+) -> None:
+    mu = torch.tensor(RATIOS, dtype=torch.float64) * std
+    s = torch.full_like(mu, std)
+    ours_mean, ours_var = mean(mu, s), variance(mu, s)
+    for k, m in enumerate(mu.tolist()):
+        first = gaussian_expectation(function, m, std)
+        # Centred, so that the oracle itself does not lose digits.
+        centred = gaussian_expectation(lambda x, c=first: (function(x) - c) ** 2, m, std)
+        assert abs(ours_mean[k].item() - first) <= 1e-10 * max(std, abs(first))
+        assert abs(ours_var[k].item() - centred) <= 1e-8 * std**2
+
+
+@pytest.mark.parametrize(("function", "mean", "variance"), CASES, ids=IDS)
+@pytest.mark.parametrize("std", [1e-3, 1.0, 4.0])
+def test_float32_is_finite_and_close_out_to_forty_deviations(
+    function: Callable, mean: Callable, variance: Callable, std: float
+) -> None:
+    ratios = torch.linspace(-40, 40, 321)
+    mu, s = ratios * std, torch.full_like(ratios, std)
+    for moment in (mean, variance):
+        narrow, wide = moment(mu, s), moment(mu.double(), s.double())
+        assert torch.isfinite(narrow).all()
+        assert (narrow.double() - wide).abs().max() <= 1e-5 * wide.abs().max()
+
+
+@pytest.mark.parametrize("mean", [-2.0, 0.0, 2.0])
+def test_zero_deviation_is_the_activation_itself(mean: float) -> None:
+    mu, zero = torch.tensor([mean]), torch.zeros(1)
+    assert relu_mean(mu, zero).item() == pytest.approx(relu(mean), abs=1e-30)
+    assert relu_variance(mu, zero).item() == 0.0
+    assert gelu_mean(mu, zero).item() == pytest.approx(gelu(mean), abs=1e-6)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_moment_relu_gradcheck(slope: float) -> None:
+    mean = torch.randn(3, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    std = (torch.rand(4, dtype=torch.float64) + 0.1).requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda m, s: moment_relu(m, s, slope), (mean, std))
+    assert torch.autograd.gradgradcheck(lambda m, s: moment_relu(m, s, slope), (mean, std))
+
+
+@given(st.floats(0, 0.9), st.integers(1, 4))
+def test_moment_relu_equals_reference(slope: float, batch: int) -> None:
+    mean, std = torch.randn(batch, 3, 5, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    ours = moment_relu(mean, std, slope)
+    torch.testing.assert_close(ours, leaky_relu_mean(mean, std.view(1, 3, 1), slope))
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-38, 1e-20, 1e-6])
+def test_gradients_stay_finite_as_the_deviation_vanishes(std: float) -> None:
+    mean = torch.tensor([[-3.0, 0.0, 3.0]], requires_grad=True)
+    deviation = torch.full((3,), std, requires_grad=True)
+    moment_relu(mean, deviation).sum().backward()
+    assert mean.grad is not None
+    assert deviation.grad is not None
+    assert torch.isfinite(mean.grad).all()
+    assert torch.isfinite(deviation.grad).all()
+    assert mean.grad[0].tolist() == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_owens_t_equals_scipy() -> None:
+    h = torch.linspace(-6, 6, 25, dtype=torch.float64)[:, None]
+    a = torch.linspace(0, 1, 11, dtype=torch.float64)[None, :]
+    expected = torch.from_numpy(special.owens_t(h.numpy(), a.numpy()))
+    torch.testing.assert_close(owens_t(h, a), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "scalar"),
+    [
+        (torch.tanh, math.tanh),
+        (torch.nn.functional.silu, lambda x: x / (1 + math.exp(-x))),
+        (torch.sigmoid, lambda x: 1 / (1 + math.exp(-x))),
+        (torch.nn.functional.softplus, lambda x: math.log1p(math.exp(x))),
+    ],
+)
+@pytest.mark.parametrize(
+    ("std", "nodes", "tolerance"),
+    [(0.1, 32, 1e-12), (1.0, 32, 1e-5), (2.0, 32, 1e-3), (2.0, 256, 1e-8)],
+)
+def test_quadrature_mean(
+    function: Callable, scalar: Callable, std: float, nodes: int, tolerance: float
+) -> None:
+    """Gauss–Hermite is limited by the poles of f: exact for small s, 3e-4 at s = 2 for tanh."""
+    mean = torch.tensor([-3.0, -0.5, 0.0, 1.0, 4.0], dtype=torch.float64)
+    ours = quadrature_mean(function, mean, torch.full_like(mean, std), nodes)
+    expected = [gaussian_expectation(scalar, m, std) for m in mean.tolist()]
+    assert (ours - torch.tensor(expected, dtype=torch.float64)).abs().max() < tolerance
+
+
+def test_hermite_polynomials_are_orthonormal_and_relu_starts_right() -> None:
+    for j in range(6):
+        for k in range(6):
+            value = gaussian_expectation(
+                lambda u, j=j, k=k: float(
+                    hermite(torch.tensor([u], dtype=torch.float64), 6)[j]
+                    * hermite(torch.tensor([u], dtype=torch.float64), 6)[k]
+                ),
+                0.0, 1.0,
+            )  # fmt: skip
+            assert value == pytest.approx(float(j == k), abs=1e-8)
+        expected = gaussian_expectation(
+            lambda u, j=j: relu(u) * float(hermite(torch.tensor([u], dtype=torch.float64), 6)[j]),
+            0.0, 1.0,
+        )  # fmt: skip
+        assert relu_coefficients(6)[j] == pytest.approx(expected, abs=1e-10)
+
+
+def test_hermite_coefficients_rebuild_the_function() -> None:
+    layer = HermiteActivation(5).double()
+    torch.nn.init.normal_(layer.coefficients)
+    mean, std = torch.tensor([0.7], dtype=torch.float64), torch.tensor([1.7], dtype=torch.float64)
+    a = hermite_coefficients(layer.coefficients, mean, std)
+    u = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    rebuilt = sum(c * h for c, h in zip(a, hermite(u, 6), strict=True))
+    torch.testing.assert_close(rebuilt, layer(mean + std * u))

@@ -1,0 +1,148 @@
+"""Activations: means through the propagator, slopes against a grid, Mehler against quadrature."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import gaussian_expectation, is_psd, random_covariance, relative
+from torch import Tensor, nn
+
+from covprop import PAPER, HermiteActivation, Settings, elementwise
+from covprop.propagate.registry import find, rule
+from covprop.propagate.rules.activation import channel_std, hermite, hermite_mean
+
+ACTIVATIONS = [
+    nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(1.5), nn.GELU(), nn.GELU(approximate="tanh"),
+    nn.SiLU(), nn.Mish(), nn.Tanh(), nn.Sigmoid(), nn.LogSigmoid(), nn.Softplus(),
+    nn.Softplus(beta=3), nn.Softsign(), nn.Softshrink(), nn.Tanhshrink(), nn.ELU(), nn.ELU(2.5),
+    nn.CELU(), nn.SELU(), nn.ReLU6(), nn.Hardtanh(), nn.Hardsigmoid(), nn.Hardswish(), nn.PReLU(),
+]  # fmt: skip
+KINKED = (nn.Softshrink, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign)
+KINKED += (nn.ELU, nn.CELU, nn.SELU)
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS, ids=str)
+def test_covariance_is_the_largest_slope_squared(layer: nn.Module) -> None:
+    x = torch.linspace(-30, 30, 600_001, dtype=torch.float64)
+    x = torch.cat([x, torch.tensor([-1e-12, 1e-12], dtype=torch.float64)]).requires_grad_(True)
+    (slopes,) = torch.autograd.grad(layer.double()(x).sum(), x)
+    steepest = slopes.abs().max()
+    entry = find(type(layer))
+    assert entry is not None
+    cov = random_covariance(3)
+    ours = entry.cov(layer, cov, PAPER)
+    assert relative(ours, steepest**2 * cov) < 1e-7
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("std", [0.05, 0.5, 1.0])
+def test_mean_equals_quadrature(layer: nn.Module, std: float) -> None:
+    layer = layer.double()
+    entry = find(type(layer))
+    assert entry is not None
+    assert entry.mean is not None
+    mean = torch.tensor([[-2.0, -0.4, 0.0, 0.7, 3.0]], dtype=torch.float64)
+    cov = std**2 * torch.eye(5, dtype=torch.float64)
+    ours = entry.mean(layer, mean, cov, PAPER).detach().flatten()
+
+    def scalar(x: float) -> float:
+        return float(layer(torch.tensor([x], dtype=torch.float64)).detach())
+
+    expected = torch.tensor([gaussian_expectation(scalar, m, std) for m in mean[0].tolist()])
+    # Gauss–Hermite converges slowly across a kink: within 2 % of s, as `elementwise` says.
+    tolerance = 2e-2 * std if isinstance(layer, KINKED) else 2e-5
+    assert (ours - expected).abs().max() < tolerance
+
+
+def test_functional_and_module_agree() -> None:
+    cov, mean = random_covariance(4), torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    from covprop.propagate.registry import Call
+
+    pairs = [(nn.ReLU(), F.relu, ()), (nn.ELU(2.0), F.elu, (2.0,)), (nn.GELU(), F.gelu, ())]
+    pairs += [(nn.LeakyReLU(0.3), F.leaky_relu, (0.3,)), (nn.SiLU(), F.silu, ())]
+    for layer, function, options in pairs:
+        a, b = find(type(layer)), find(function)
+        assert a is not None
+        assert b is not None
+        call = Call(function, (None, *options), {}, 0)
+        torch.testing.assert_close(a.cov(layer, cov, PAPER), b.cov(call, cov, PAPER))
+        torch.testing.assert_close(a.mean(layer, mean, cov, PAPER), b.mean(call, mean, cov, PAPER))
+
+
+def test_relu_floor() -> None:
+    entry = find(nn.ReLU)
+    assert entry is not None
+    cov = random_covariance(3)
+    ours = entry.cov(nn.ReLU(), cov, Settings(relu_floor=0.1))
+    torch.testing.assert_close(ours, cov + 0.1 * torch.eye(3, dtype=torch.float64))
+
+
+def test_flattened_images_repeat_the_deviation_over_pixels() -> None:
+    cov = torch.diag(torch.tensor([1.0, 4.0]))
+    assert channel_std(cov, 6).tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_zero_variance_has_a_finite_gradient() -> None:
+    cov = torch.zeros(2, 2, requires_grad=True)
+    channel_std(cov, 2).sum().backward()
+    assert cov.grad is not None
+    assert torch.isfinite(cov.grad).all()
+
+
+def test_hermite_moments_are_exact_for_a_gaussian() -> None:
+    layer = HermiteActivation(4).double()
+    nn.init.normal_(layer.coefficients)
+    cov = random_covariance(2, seed=3)
+    mean = torch.tensor([[0.4, -1.1]], dtype=torch.float64)
+    # Two-dimensional Gauss–Hermite is exact for polynomials of this degree.
+    points, weights = np.polynomial.hermite_e.hermegauss(20)
+    weights = weights / weights.sum()
+    u, v = np.meshgrid(points, points, indexing="ij")
+    w = torch.from_numpy(np.outer(weights, weights)).flatten()
+    factor = torch.linalg.cholesky(cov)
+    draws = mean + torch.from_numpy(np.stack([u.ravel(), v.ravel()], 1)) @ factor.T
+    values = layer(draws).detach()
+    first = (w[:, None] * values).sum(0)
+    second = (w[:, None] * (values - first)).T @ (values - first)
+    ours = hermite_mean(layer, mean, cov, PAPER).detach()
+    torch.testing.assert_close(ours[0], first)
+    torch.testing.assert_close(hermite(layer, cov, PAPER, mean, (2,)).detach(), second)
+
+
+def test_hermite_shared_covariance_is_the_average_and_psd() -> None:
+    layer = HermiteActivation(3).double()
+    cov, means = random_covariance(3), torch.randn(5, 3, 2, 2, dtype=torch.float64)
+    shared = hermite(layer, cov, PAPER, means, (3, 2, 2)).detach()
+    pixels = means.permute(0, 2, 3, 1).reshape(-1, 3)
+    each = [hermite(layer, cov, PAPER, pixel[None], (3,)).detach() for pixel in pixels]
+    torch.testing.assert_close(shared, torch.stack(each).mean(0))
+    assert is_psd(shared)
+
+
+def test_own_activation_in_one_line() -> None:
+    class Swish2(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(2 * x)
+
+    elementwise(Swish2, slope=1.0999)
+    entry = find(Swish2)
+    assert entry is not None
+    mean, cov = torch.tensor([[0.3]], dtype=torch.float64), torch.eye(1, dtype=torch.float64)
+    expected = gaussian_expectation(lambda x: x / (1 + np.exp(-2 * x)), 0.3, 1.0)
+    assert entry.mean(Swish2(), mean, cov, PAPER).item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_registering_twice_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has a rule already"):
+        elementwise(nn.Tanh, slope=1.0)
+    with pytest.raises(TypeError, match="asks for weather"):
+
+        @rule(nn.Bilinear)
+        def bilinear(layer: nn.Module, cov: Tensor, settings: Settings, weather: int) -> Tensor:
+            return cov
+
+    with pytest.raises(TypeError, match="signature is"):
+
+        @rule(nn.Bilinear)
+        def short(cov: Tensor) -> Tensor:
+            return cov

@@ -1,0 +1,119 @@
+"""Sums, factors and concatenations, as models, against the dense Jacobian."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles import dense_covariance, relative
+from torch import Tensor, nn
+
+from covprop import PAPER, Propagator, UnsupportedModel, check
+
+SIGMA = 0.5
+
+
+class Apply(nn.Module):
+    """A function of two convolutions that see different channels, so their noise is independent."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 3, 1), nn.Conv2d(2, 3, 1)
+        self.gain = nn.Parameter(torch.randn(3, 1, 1))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.function(self.a(x[:, :2]), self.b(x[:, 2:]))
+        return y.flatten(1)
+
+
+def covariance(model: nn.Module) -> tuple[Tensor, Tensor]:
+    model = model.double()
+    x = torch.zeros(1, 4, 1, 1, dtype=torch.float64)
+    ours = Propagator(model, SIGMA, (4, 1, 1), PAPER.but(r_max=0.0))(x).cov
+    eye = SIGMA**2 * torch.eye(4, dtype=torch.float64)
+    return ours, dense_covariance(model, eye, (4, 1, 1))[0]
+
+
+def in_place_add(a: Tensor, b: Tensor) -> Tensor:
+    a += b
+    return a
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda a, b: a + b,
+    "iadd": in_place_add,
+    "sub": lambda a, b: a - b,
+    "torch.add alpha": lambda a, b: torch.add(a, b, alpha=3),
+    "method add_": lambda a, b: a.add_(b),
+    "constant": lambda a, b: 1 - a + 2.5,
+    "scale": lambda a, b: 3 * a + b / 4,
+    "negative": lambda a, b: -a - b * 2,
+    "mul method": lambda a, b: a.mul(0.0) + b.div(3),
+    "cat": lambda a, b: torch.cat([a, b], 1),
+    "cat three": lambda a, b: torch.cat((a, b, a * 0), dim=1),
+    "flat cat": lambda a, b: torch.cat([a.flatten(1), b.flatten(1)], 1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_merge_equals_dense(name: str) -> None:
+    ours, expected = covariance(Apply(FUNCTIONS[name]))
+    assert relative(ours, expected) < 1e-12
+
+
+class Gain(Apply):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a(x[:, :2]) * self.gain + self.b(x[:, 2:]) * self.gain[None]).flatten(1)
+
+
+def test_channel_gain() -> None:
+    ours, expected = covariance(Gain(lambda a, b: a))
+    assert relative(ours, expected) < 1e-12
+
+
+class Broadcast(nn.Module):
+    """One noisy channel added to three: its noise is common to all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.three = nn.Conv2d(2, 1, 1), nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.one(x[:, :2]) + self.three(x[:, 2:])).flatten(1)
+
+
+def test_one_channel_broadcasts() -> None:
+    ours, expected = covariance(Broadcast())
+    assert relative(ours, expected) < 1e-12
+
+
+def test_flattened_images_of_different_pixel_counts() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(2, 2, 1), nn.Linear(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = self.a(x[:, :2]).flatten(1)
+            vector = self.b(x[:, 2:].mean((2, 3)))
+            return torch.cat([flat + vector, vector * 0], 1)
+
+    model = Mixed().double()
+    x = torch.zeros(1, 4, 2, 2, dtype=torch.float64)
+    ours = Propagator(model, SIGMA, (4, 2, 2), PAPER.but(r_max=0.0))(x).cov
+    eye = SIGMA**2 * torch.eye(4, dtype=torch.float64)
+    assert relative(ours, dense_covariance(model, eye, (4, 2, 2))[0]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda a, b: a * b, "product of two random values"),
+        (lambda a, b: a / b, "dividing by a random value"),
+        (lambda a, b: torch.cat([a, b], 2), "not along the channels"),
+        (lambda a, b: a * torch.ones(3, 2, 2), "differs between pixels"),
+    ],
+)
+def test_refusals(function: Callable, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        check(Apply(function), (4, 2, 2))

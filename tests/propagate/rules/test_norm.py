@@ -1,0 +1,81 @@
+"""Normalisation rules against the dense Jacobian, in eval and with the batch's own scale."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import dense_covariance, random_covariance, relative
+from torch import nn
+
+from covprop import PAPER, ActNorm, Normalize, Propagator
+from covprop.propagate.rules.norm import act_norm, batch_norm, normalize
+
+
+def random_batch_norm(kind: type[nn.Module], channels: int, affine: bool = True) -> nn.Module:
+    layer = kind(channels, affine=affine).double()
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.2, 3.0)
+    if affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    return layer.eval()
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 2, 3]), st.booleans(), st.integers(0, 9))
+def test_batch_norm_eval(channels: int, dimensions: int, affine: bool, seed: int) -> None:
+    kind = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dimensions - 1]
+    layer = random_batch_norm(kind, channels, affine)
+    cov = random_covariance(channels, seed)
+    expected = dense_covariance(layer, cov, (channels, *(2,) * dimensions))[0]
+    assert relative(batch_norm(layer, cov, PAPER, mean=None), expected) < 1e-10
+
+
+def test_batch_norm_in_training_uses_the_batch() -> None:
+    layer = random_batch_norm(nn.BatchNorm2d, 3).train()
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64) * 3
+    cov = random_covariance(3)
+    scale = layer.weight / torch.sqrt(x.var((0, 2, 3), correction=0) + layer.eps)
+    expected = torch.diag(scale) @ cov @ torch.diag(scale)
+    assert relative(batch_norm(layer, cov, PAPER, mean=x), expected) < 1e-12
+
+
+def test_batch_norm_after_flatten_expands_to_features() -> None:
+    layer = random_batch_norm(nn.BatchNorm1d, 12)
+    model = nn.Sequential(nn.Flatten(), layer, nn.Linear(12, 2).double())
+    out = Propagator(model, 0.5, (3, 2, 2))(torch.zeros(1, 3, 2, 2, dtype=torch.float64))
+    (expected,) = dense_covariance(model, 0.25 * torch.eye(3, dtype=torch.float64), (3, 2, 2))
+    assert relative(out.cov, expected) < 1e-10
+
+
+def test_act_norm_starts_from_data_and_scales() -> None:
+    layer = ActNorm(3).double()
+    x = torch.randn(64, 3, 5, 5, dtype=torch.float64) * torch.tensor([1.0, 2, 5]).view(1, 3, 1, 1)
+    layer.eval()(x)
+    assert not layer.initialized  # evaluation never initialises
+    y = layer.train()(x + 7)
+    torch.testing.assert_close(y.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        y.var((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64), atol=1e-5, rtol=0
+    )
+    before = layer.shift.detach().clone()
+    layer(x * 100)
+    assert torch.equal(layer.shift, before)  # only the first batch
+    cov = random_covariance(3)
+    expected = dense_covariance(layer, cov, (3, 1, 1))[0]
+    assert relative(act_norm(layer, cov, PAPER), expected) < 1e-10
+
+
+def test_loaded_act_norm_is_not_initialised_again() -> None:
+    first, second = ActNorm(2), ActNorm(2)
+    first(torch.randn(8, 2, 3, 3) + 4)
+    second.load_state_dict(first.state_dict())
+    second(torch.randn(8, 2, 3, 3) * 9)
+    torch.testing.assert_close(first.shift, second.shift)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_normalize_scales_the_noise(channels: int) -> None:
+    layer = Normalize([0.4] * channels, [0.2 + 0.1 * c for c in range(channels)]).double()
+    cov = random_covariance(channels)
+    expected = dense_covariance(layer, cov, (channels, 2, 2))[0]
+    assert relative(normalize(layer, cov, PAPER), expected) < 1e-7  # std is stored in float32

@@ -1,0 +1,109 @@
+"""Shape operations as models, against the dense Jacobian."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import dense_covariance, largest_block, random_covariance, relative
+from torch import Tensor, nn
+
+from covprop import PAPER, Propagator, UnsupportedModel, check
+from covprop.propagate.rules.shape import dropped
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(3, 4, 1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.mix(x)).flatten(1)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "view": lambda x: x.view(x.size(0), -1),
+    "view by shape": lambda x: x.view(x.shape[0], -1),
+    "reshape": lambda x: torch.reshape(x, (x.size(0), 4, 4)),
+    "flatten pixels": lambda x: x.flatten(2),
+    "unflatten": lambda x: x.flatten(1).unflatten(1, (4, 2, 2)),
+    "permute pixels": lambda x: x.permute(0, 1, 3, 2),
+    "transpose pixels": lambda x: x.transpose(2, 3),
+    "channel slice": lambda x: x[:, 1:3],
+    "pixel slice": lambda x: x[..., :1],
+    "one pixel": lambda x: x[:, :, 0, 0],
+    "squeeze": lambda x: x.mean((2, 3), keepdim=True).squeeze(-1).squeeze(-1),
+    "unsqueeze": lambda x: x.mean((2, 3)).unsqueeze(-1),
+    "pad": lambda x: F.pad(x, (1, 0, 0, 1)),
+    "pad channels": lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)),
+    "upsample": lambda x: F.interpolate(x, scale_factor=2),
+    "contiguous": lambda x: x.contiguous().clone(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_covariance_before_a_linear_layer_equals_dense(name: str) -> None:
+    """The flattened result has one covariance over channels and independent pixels."""
+    model = Apply(FUNCTIONS[name]).double()
+    prop = Propagator(model, 0.5, (3, 2, 2), PAPER.but(r_max=0.0))
+    x = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
+    ours = prop(x).cov
+    unflattened = Unflatten(model, len(ours)).double()
+    blocks = dense_covariance(unflattened, 0.25 * torch.eye(3, dtype=torch.float64), (3, 2, 2))
+    assert relative(ours, largest_block(blocks)) < 1e-12
+
+
+class Unflatten(nn.Module):
+    """The model's output with its channels and pixels apart again."""
+
+    def __init__(self, model: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.model, self.channels = model, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).view(1, self.channels, -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.permute(0, 2, 3, 1), "moves the channels"),
+        (lambda x: x.reshape(x.size(0), 2, -1), "splits or mixes the channels"),
+        (lambda x: x[:, 0], "picks single images or channels"),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "mode 'bilinear'"),
+        (lambda x: x.reshape(-1, 4), "keep the batch"),
+    ],
+)
+def test_refusals(function: Callable, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        check(Apply(function), (3, 2, 2))
+
+
+def test_modules() -> None:
+    model = nn.Sequential(
+        nn.Identity(), nn.ZeroPad2d(1), nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2),
+        nn.Dropout2d(0.5), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Unflatten(1, (4, 12, 12)),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).eval().double()  # fmt: skip
+    x = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
+    ours = Propagator(model, 1.0, (3, 2, 2), PAPER.but(r_max=0.0))(x).cov
+    weight = model[5].weight.flatten(1)
+    assert relative(ours, weight @ weight.T / 144) < 1e-12  # pixels are taken as independent
+
+
+def test_dropout_covariance_is_the_average_over_masks() -> None:
+    cov, p = random_covariance(4), 0.3
+    masks = torch.bernoulli(torch.full((200_000, 4), 1 - p, dtype=torch.float64)) / (1 - p)
+    average = (masks[:, :, None] * masks[:, None, :]).mean(0) * cov
+    assert relative(dropped(cov, p), average) < 0.01
+    assert dropped(cov, 0.0) is cov
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 2))
+    prop = Propagator(model, 1.0, (4, 1, 1))
+    x = torch.zeros(1, 4, 1, 1)
+    weight = model[2].weight
+    torch.testing.assert_close(prop.train()(x).cov, 2 * weight @ weight.T)
+    torch.testing.assert_close(prop.eval()(x).cov, weight @ weight.T)

@@ -1,0 +1,128 @@
+"""check names every fault with place, reason and remedy; fix mends a copy and says so."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covprop
+from covprop import UnsupportedModel, check, fix
+
+
+class Faulty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.MaxPool2d(2), nn.InstanceNorm2d(8)
+        )
+        self.norm = nn.LayerNorm([8, 3, 3])
+        self.last = nn.Linear(8, 4)
+        self.softmax = nn.Softmax(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.features(x))
+        x = F.max_pool2d(x, 3)
+        x = torch.erfinv(torch.tanh(x))
+        return self.softmax(self.last(x.flatten(1)))
+
+
+def test_every_fault_at_once_with_line_and_remedy() -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        check(Faulty(), (3, 8, 8))
+    faults = {fault.name: fault for fault in caught.value.faults}
+    assert list(faults) == [
+        "features.1", "features.2", "features.3", "norm", "max_pool2d", "erfinv", "softmax",
+    ]  # fmt: skip
+    message = str(caught.value)
+    assert "7 operations" in message
+    for fault in faults.values():
+        assert str(fault) in message
+        assert "test_check.py:" in fault.where
+    assert faults["features.2"].operation == "nn.MaxPool2d"
+    assert "average pooling" in faults["features.2"].remedy
+    assert "ActNorm" in faults["norm"].remedy
+    assert "logits" in faults["softmax"].remedy
+    assert "covprop.rule" in faults["erfinv"].remedy
+
+
+def test_a_sound_model_passes_and_is_untouched() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    before = model[1].running_mean.clone()
+    check(model, (3, 4, 4))
+    assert torch.equal(model[1].running_mean, before)
+    assert model.training
+
+
+def test_untraceable_model_is_one_sentence() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedModel, match=r"torch\.fx cannot trace Branch .*control flow"):
+        check(Branch(), (1, 2, 2))
+
+
+def test_tensor_made_in_forward_does_not_stay_on_the_model() -> None:
+    class Made(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * torch.full((1, 1, 1), 2.0)).flatten(1)
+
+    model = Made()
+    prop = covprop.Propagator(model, 0.5, (2, 1, 1))
+    torch.testing.assert_close(prop(torch.zeros(1, 2, 1, 1)).cov, torch.eye(2))
+    assert "_tensor_constant0" not in vars(model)
+
+
+def test_fix_mends_a_copy_and_says_what_it_changed() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(),
+                nn.MaxPool2d(3, stride=2, padding=1), nn.InstanceNorm2d(8),
+                nn.Upsample(scale_factor=2, mode="bilinear"), nn.AdaptiveMaxPool2d(1),
+            )  # fmt: skip
+            self.last = nn.Linear(8, 4)
+            self.softmax = nn.LogSoftmax(dim=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.softmax(self.last(self.body(x).flatten(1)))
+
+    model = Pooled()
+    lines: list[str] = []
+    mended = fix(model, log=lines.append)
+    check(mended, (3, 8, 8))
+    assert isinstance(model.body[3], nn.MaxPool2d)  # the original stays
+    assert lines == [
+        "body.1: GroupNorm became ActNorm",
+        "body.3: MaxPool2d became AvgPool2d",
+        "body.4: InstanceNorm2d became ActNorm",
+        "body.5: Upsample became Upsample",
+        "body.6: AdaptiveMaxPool2d became AdaptiveAvgPool2d",
+        "softmax: LogSoftmax became Identity",
+    ]
+    assert mended.body[3].kernel_size == 3
+    assert not mended.body[3].count_include_pad
+    assert mended.body[1].shift.shape == (8,)
+
+
+def test_fix_of_a_single_layer() -> None:
+    assert isinstance(fix(nn.MaxPool2d(2), log=lambda line: None), nn.AvgPool2d)
+
+
+def test_own_rule_in_three_lines() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x if x.sum() > -1e9 else x  # fx could not trace into this
+
+    model = nn.Sequential(Double(), nn.Flatten())
+    with pytest.raises(UnsupportedModel):
+        check(model, (2, 1, 1))
+
+    @covprop.rule(Double)
+    def double(layer: Double, cov: Tensor, settings: covprop.Settings) -> Tensor:
+        return 4 * cov
+
+    out = covprop.Propagator(model, 0.5, (2, 1, 1))(torch.ones(1, 2, 1, 1))
+    torch.testing.assert_close(out.cov, torch.eye(2))
+    torch.testing.assert_close(out.mean, torch.full((1, 2), 2.0))

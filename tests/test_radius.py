@@ -1,0 +1,124 @@
+"""The closed-form radius: formula, edge cases, loss."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import normal_cdf, random_covariance
+from scipy import stats
+from torch import Tensor
+
+import covprop
+from covprop import REFERENCE, Gaussian, InvalidInput, RadiusLoss, Settings, estimated_radius
+from covprop.radius import margin_variance, soft_hinge
+
+
+def by_hand(mean: Tensor, cov: Tensor, sigma: float) -> list[float]:
+    radii = []
+    for row in mean.tolist():
+        order = sorted(range(len(row)), key=lambda k: -row[k])
+        a, b = order[0], order[1]
+        v = float(cov[a, a] + cov[b, b] - 2 * cov[a, b])
+        radii.append(sigma * (row[a] - row[b]) / math.sqrt(v))
+    return radii
+
+
+def test_radius_equals_the_formula_and_the_probability() -> None:
+    mean, cov = torch.randn(20, 6, dtype=torch.float64), random_covariance(6)
+    out = Gaussian(mean, cov)
+    expected = by_hand(mean, cov, 0.25)
+    assert estimated_radius(out, sigma=0.25).tolist() == pytest.approx(expected, rel=1e-10)
+    probabilities = covprop.top_two_probability(out).tolist()
+    assert probabilities == pytest.approx([normal_cdf(r / 0.25) for r in expected], rel=1e-9)
+
+
+def test_probability_is_that_of_one_class_beating_the_other() -> None:
+    out = Gaussian(torch.tensor([[1.0, 0.4, 0.1]]), random_covariance(3, 5).float())
+    draws = torch.distributions.MultivariateNormal(out.mean[0], out.cov).sample((200_000,))
+    wins = (draws[:, 0] > draws[:, 1]).double().mean()
+    assert covprop.top_two_probability(out).item() == pytest.approx(float(wins), abs=0.005)
+
+
+def test_signed_radius_for_labels() -> None:
+    out = Gaussian(torch.tensor([[3.0, 1.0, 0.0]] * 3), torch.eye(3))
+    radius = estimated_radius(out, 1.0, labels=torch.tensor([0, 1, 2]))
+    expected = [2 / math.sqrt(2), -2 / math.sqrt(2), -3 / math.sqrt(2)]
+    assert radius.tolist() == pytest.approx(expected)
+
+
+def test_edge_cases_are_defined() -> None:
+    zero = torch.zeros(2, 2)
+    certain = estimated_radius(Gaussian(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), zero), 0.5)
+    assert certain.tolist() == [math.inf, 0.0]
+    wrong = estimated_radius(Gaussian(torch.tensor([[1.0, 0.0]]), zero), 0.5, torch.tensor([1]))
+    assert wrong.tolist() == [-math.inf]
+    tie = estimated_radius(Gaussian(torch.tensor([[2.0, 2.0, 1.0]]), torch.eye(3)), 0.5)
+    assert tie.tolist() == [0.0]
+    values = torch.tensor([[math.nan, 1.0, 0.0], [2.0, 1.0, math.nan], [2.0, 1.0, 0.0]])
+    nan = estimated_radius(Gaussian(values, torch.eye(3)), 0.5)
+    assert nan.isnan().tolist() == [True, True, False]
+    with pytest.raises(InvalidInput, match="at least two classes"):
+        estimated_radius(Gaussian(torch.zeros(3, 1), torch.eye(1)), 0.5)
+    with pytest.raises(InvalidInput, match="sigma is"):
+        estimated_radius(Gaussian(torch.zeros(3, 2), torch.eye(2)), math.nan)
+
+
+def test_zero_variance_has_no_nan_gradient() -> None:
+    mean = torch.tensor([[1.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    cov = torch.zeros(2, 2, requires_grad=True)
+    loss = RadiusLoss(sigma=0.5, weight=1.0, offset=1.0)(Gaussian(mean, cov), torch.tensor([0, 0]))
+    loss.backward()
+    assert mean.grad is not None
+    assert cov.grad is not None
+    assert torch.isfinite(mean.grad).all()
+    assert torch.isfinite(cov.grad).all()
+
+
+def test_margin_variance_never_builds_a_matrix_for_each_sample() -> None:
+    cov = random_covariance(5)
+    a, b = torch.tensor([0, 3, 4]), torch.tensor([1, 2, 0])
+    for k in range(3):
+        direction = torch.zeros(5, dtype=torch.float64)
+        direction[a[k]], direction[b[k]] = 1.0, -1.0
+        expected = direction @ cov @ direction
+        assert margin_variance(cov, a, b)[k].item() == pytest.approx(expected.item())
+    absolute = margin_variance(cov, a, b, Settings(margin_covariance="sum"))
+    expected = cov[0, 0] + cov[1, 1] + 2 * cov[0, 1].abs()
+    assert absolute[0].item() == pytest.approx(expected.item())
+
+
+def test_loss_by_hand() -> None:
+    mean = torch.tensor([[2.0, 0.5, 0.0], [0.0, 1.0, 3.0]])
+    out, y = Gaussian(mean, torch.eye(3)), torch.tensor([0, 1])  # right, wrong
+    hinge = max(0.0, 1.0 - 0.5 * 1.5 / math.sqrt(2))
+    expected = F.cross_entropy(mean, y) + 4.0 * hinge / 2
+    loss = RadiusLoss(sigma=0.5, weight=4.0, offset=1.0)
+    assert loss(out, y).item() == pytest.approx(expected.item())
+    each = RadiusLoss(sigma=0.5, weight=4.0, offset=1.0, reduction="none")(out, y)
+    assert each.mean().item() == pytest.approx(expected.item())
+
+
+def test_reference_loss_by_hand() -> None:
+    mean = torch.tensor([[2.0, 1.9, 0.0]], dtype=torch.float64)
+    cov = random_covariance(3)
+    out, y = Gaussian(mean, cov), torch.tensor([0])
+    v = float(cov[0, 0] + cov[1, 1] + 2 * abs(cov[0, 1]))
+    first = max(0.0, 8.0 - 0.1 / math.sqrt(v))
+    p = torch.softmax(16 * mean[0], 0).tolist()
+    second = max(0.0, 8.0 - (stats.norm.ppf(p[0]) - stats.norm.ppf(p[1])))
+    expected = F.cross_entropy(mean, y).item() + 0.5 * (first + second)
+    loss = RadiusLoss(sigma=0.25, weight=0.5, settings=REFERENCE)(out, y)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_soft_hinge_is_finite_for_certain_predictions() -> None:
+    mean = torch.tensor([[100.0, 0.0, -100.0]], requires_grad=True)
+    soft_hinge(mean, 8.0).sum().backward()
+    assert mean.grad is not None
+    assert torch.isfinite(mean.grad).all()
+
+
+def test_bad_reduction() -> None:
+    with pytest.raises(InvalidInput, match="reduction"):
+        RadiusLoss(sigma=0.5, reduction="max")
