@@ -82,7 +82,10 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
         return [path], []
     if not path.is_dir():
         raise InvalidInput(f"{path} does not exist; give a run folder or a certification log.")
-    logs = sorted(p for p in path.rglob("*.tsv") if p.name.startswith("certify_") or has_header(p))
+    logs = sorted(
+        (p for p in path.rglob("*.tsv") if p.name.startswith("certify_") or has_header(p)),
+        key=_natural,
+    )
     if not logs:
         raise InvalidInput(
             f"{path} holds no certification log; make one with `covprop certify {path}`."
@@ -102,6 +105,12 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
     return started or logs, warnings
 
 
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    """Sorts run-2 before run-10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts]
+
+
 def _read_one(path: Path) -> Certification:
     rows = read_tsv(path)
     meta = read_json(_beside(path, ".json"))
@@ -115,6 +124,11 @@ def _read_one(path: Path) -> Certification:
         rows = replace(rows, radius=journal.radius)
         if met_nan := np.count_nonzero(journal.nan):
             warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
+    if "at least" in str(meta.get("mode", "")):
+        warnings.append(
+            f"{path} only asked whether radii are {str(meta['mode']).split(', ')[-1]}, so its "
+            "radii, their mean and p_A are lower bounds."
+        )
     p_lower, p_source = _p_lower(rows, journal, sigma)
     estimates, notes = _estimates(path, rows, sigma, trained_with)
     train_seconds, epochs = read_metrics(path.with_name("metrics.jsonl"))
@@ -123,7 +137,7 @@ def _read_one(path: Path) -> Certification:
         path=path,
         rows=rows,
         sigma=sigma,
-        data=_printable(str(section(config, "data").get("name", ""))),
+        data=_printable(str(section(config, "data").get("name") or meta.get("data", ""))),
         method=_printable(str(section(config, "method").get("name", ""))),
         config_text=config_text,
         meta=meta,

@@ -56,6 +56,12 @@ def test_a_folder_is_searched_to_its_depth(tmp_path: Path) -> None:
     assert sorted(c.name for c in certifications) == ["a", "b", "published"]
 
 
+def test_runs_come_in_the_order_people_count(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        make_run(tmp_path / f"run-{number}")
+    assert [c.name for c in read([tmp_path])[0]] == ["run-1", "run-2", "run-10"]
+
+
 def test_the_same_log_is_read_once(tmp_path: Path) -> None:
     log = make_run(tmp_path / "a")
     assert len(read([log, tmp_path / "a", tmp_path])[0]) == 1
@@ -91,6 +97,19 @@ def test_nan_outcomes_are_mentioned(tmp_path: Path) -> None:
     journal = log.with_suffix(".rows.jsonl")
     journal.write_text(journal.read_text().replace('"nan": 0', '"nan": 12', 2))
     assert "NaN under noise on 2 images" in read([log])[1][0]
+
+
+def test_a_log_that_only_asked_for_a_radius_says_so(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.with_suffix(".json").write_text('{"sigma": 0.25, "mode": "hard, sequential, at least 0.5"}')
+    assert "whether radii are at least 0.5, so" in read([log])[1][0]
+
+
+def test_a_checkpoint_without_a_run_names_its_data_beside_the_log(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.with_name("config.toml").unlink()
+    log.with_suffix(".json").write_text('{"sigma": 0.25, "data": "cifar10"}')
+    assert read([log])[0][0].data == "cifar10"
 
 
 def test_a_cut_row_is_left_out_and_mentioned(tmp_path: Path) -> None:

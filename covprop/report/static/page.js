@@ -60,7 +60,6 @@
     return low < run.x.length ? [run.y[low], run.lo[low], run.hi[low]] : [0, 0, 0];
   }
   const percent = (v) => (100 * v).toFixed(1);
-  const narrow = matchMedia("(max-width: 40rem)");
   let radius = 0;
   function show(r) {
     radius = Math.min(Math.max(r, 0), facts.end);
@@ -83,18 +82,14 @@
       name.textContent = run.name;
       const value = document.createElement("span");
       value.className = "value";
-      value.textContent = percent(y) + " %";
-      const interval = document.createElement("span");
-      interval.className = "ends";
-      interval.textContent = "  [" + percent(lo) + ", " + percent(hi) + "]";
-      value.append(interval);
+      value.textContent = percent(y) + " %  [" + percent(lo) + ", " + percent(hi) + "]";
       line.append(swatches[i].cloneNode(true), name, value);
       tip.append(line);
     });
     cross.style.left = left + "%";
     cross.hidden = tip.hidden = false;
     // The read-out keeps to the corner that falling curves leave empty.
-    const near = left < 50 && !narrow.matches;
+    const near = left < 50;
     tip.style.left = near ? "auto" : ".6rem";
     tip.style.right = near ? ".6rem" : "auto";
     tip.style.top = near ? ".5rem" : "auto";
