@@ -105,10 +105,11 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
     return started or logs, warnings
 
 
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    """Sorts run-2 before run-10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts]
+def _natural(path: Path) -> list[tuple[float, str]]:
+    """Sorts run-2 before run-10, and σ = 0.25 before 0.5."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", str(path))
+    # Text and numbers take turns, so a number is only ever compared with a number.
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
 
 def _read_one(path: Path) -> Certification:
