@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 # Looks of the sequential procedure: how fast they thin out, and the part of α kept for the last
 # one, so that an image that runs to the end loses almost nothing against the fixed procedure.
 GROWTH = 1.2
-LAST_SHARE = 0.5
+LAST_SHARE = 0.2
 
 
 def clopper_pearson(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
@@ -30,7 +30,7 @@ def clopper_pearson(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
     0.9333
     """
     k, n = np.asarray(k, dtype=float), np.asarray(n, dtype=float)
-    return np.where(k > 0, betaincinv(np.maximum(k, 1.0), n - k + 1.0, alpha), 0.0)
+    return np.where(k > 0, betaincinv(np.maximum(k, 1e-9), n - k + 1.0, alpha), 0.0)
 
 
 def empirical_bernstein(mean: ArrayLike, var: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
@@ -80,16 +80,17 @@ def certified_radius(p_lower: ArrayLike, sigma: float) -> Floats:
     return np.where(p > 0.5, sigma * ndtri(np.maximum(p, 0.5)), 0.0)
 
 
-def best_lower(n: int, alpha: float, *, soft: bool = False) -> float:
-    """The largest lower bound n samples can give: all of them for the class."""
+def best_lower(share: ArrayLike, n: int, alpha: float, *, soft: bool = False) -> Floats:
+    """The largest lower bound that n samples can give, if `share` of them is for the class."""
+    share = np.asarray(share, dtype=float)
     if soft:
-        return float(empirical_bernstein(1.0, 0.0, n, alpha))
-    return float(clopper_pearson(n, n, alpha))
+        return empirical_bernstein(share, 0.0, n, alpha)
+    return clopper_pearson(share * n, n, alpha)
 
 
 def sample_warning(n: int, alpha: float, sigma: float, *, soft: bool = False) -> str | None:
     """One sentence if n samples are too few for this alpha, else None."""
-    best = best_lower(n, alpha, soft=soft)
+    best = float(best_lower(1.0, n, alpha, soft=soft))
     if best < 0.5:
         return (
             f"n = {n} samples cannot reach alpha = {alpha:g}: even if all of them agree the lower "
@@ -108,7 +109,7 @@ def sample_warning(n: int, alpha: float, sigma: float, *, soft: bool = False) ->
 def fewest_samples(alpha: float, *, soft: bool = False) -> int:
     """The smallest n with which an image can be certified at all."""
     n = 1
-    while best_lower(n, alpha, soft=soft) < 0.5:
+    while best_lower(1.0, n, alpha, soft=soft) < 0.5:
         n += 1
     return n
 
@@ -143,9 +144,8 @@ def looks(n: int, alpha: float, *, sequential: bool, step: int = 1) -> Looks:
 class Question:
     """What a sequential certificate must answer before it may stop.
 
-    `delta`: the certified radius is within delta of the largest one that this image could still
-    get (the true radius, or what n samples can show at most). `at_least`: whether the radius
-    reaches this value.
+    `delta`: going on to all n samples is expected to certify at most delta more. `at_least`:
+    whether the radius reaches this value.
     """
 
     delta: float | None = None
@@ -158,10 +158,10 @@ class Question:
         if value is None or not (math.isfinite(value) and value > 0):
             raise InvalidInput(f"delta and at_least are positive radii, not {value}")
 
-    def answered(self, low: Floats, high: Floats) -> NDArray[np.bool_]:
-        """Whether radii known to lie between low and high answer the question."""
+    def answered(self, low: Floats, high: Floats, final: Floats) -> NDArray[np.bool_]:
+        """Whether a radius between low and high, `final` after n samples, is answer enough."""
         if self.delta is not None:
-            return high - low <= self.delta
+            return final - low <= self.delta
         assert self.at_least is not None
         return (low >= self.at_least) | (high < self.at_least)
 
@@ -181,10 +181,9 @@ def run_looks(
     the lower bound on p_A, the count and the number of samples of every image. P(bound > p_A) is
     at most Σ α_k; so is, apart from it, the probability of having stopped too early.
     """
+    n, total = plan.sizes[-1], sum(plan.alphas)
     lower, upper = np.zeros(images), np.ones(images)
     count, used = np.zeros(images, np.int64), np.zeros(images, np.int64)
-    # No lower bound of the full n can exceed this, however sure the class is.
-    upper[:] = best_lower(plan.sizes[-1], sum(plan.alphas), soft=soft)
     active = np.arange(images)
     for size, alpha in zip(plan.sizes, plan.alphas, strict=True):
         if active.size == 0:
@@ -194,7 +193,8 @@ def run_looks(
         lower[active] = np.maximum(lower[active], tally.lower(alpha))
         if question is not None:
             upper[active] = np.minimum(upper[active], tally.upper(alpha))
-            low = certified_radius(lower[active], sigma)
-            high = certified_radius(upper[active], sigma)
-            active = active[~question.answered(low, high)]
+            # What n samples would certify if the class came up as often as it still may.
+            final = np.maximum(best_lower(upper[active], n, total, soft=soft), lower[active])
+            radii = (certified_radius(p, sigma) for p in (lower[active], upper[active], final))
+            active = active[~question.answered(*radii)]
     return lower, count, used

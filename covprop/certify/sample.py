@@ -89,8 +89,7 @@ class Sampler:
         if isinstance(self.model, nn.Module):
             self.modes = [(m, m.training) for m in self.model.modules()]
             self.model.eval()
-        if self.images:
-            self._probe()
+        self._probe()
         return self
 
     def __exit__(
@@ -180,7 +179,7 @@ class Sampler:
         Convolutions run up to twice as fast on them; a model that calls `view` on its feature maps
         cannot, and then gets ordinary ones.
         """
-        sample = self.x[:1].expand(2, *self.x.shape[1:])
+        sample = self.x.new_zeros(2, *self.x.shape[1:])
         self.memory_format = torch.contiguous_format
         if self.device.type == "cpu" or self.dtype not in (None, torch.float32):
             self.memory_format = torch.channels_last

@@ -202,7 +202,7 @@ def check_options(
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
     if delta is None and at_least is None:
         return None
-    largest = float(certified_radius(best_lower(n, alpha, soft=soft), sigma))
+    largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
     if at_least is not None and at_least > largest:
         raise InvalidInput(
             f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "

@@ -1,0 +1,288 @@
+"""Certificates of classifiers whose smoothed version is known exactly."""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import covprop
+from covprop.certify import Certificate, SampleWarning, certify, predict
+from covprop.certify.noise import ESTIMATE, Streams, block_size
+from covprop.errors import InvalidInput
+
+SHAPE = (1, 4, 4)
+SIGMA = 0.5
+
+
+class HalfSpace(nn.Module):
+    """Class 1 where w·x > b: P(class 1) = Φ((w·x − b)/σ) for |w| = 1, so all is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        w = torch.randn(16, generator=generator)
+        self.register_buffer("w", w / w.norm())
+
+    def forward(self, x: Tensor) -> Tensor:
+        margin = x.flatten(1) @ self.w - 0.2
+        return torch.stack([torch.zeros_like(margin), margin, margin - 9], 1)
+
+
+def images(count: int) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def true_p(model: HalfSpace, x: Tensor) -> np.ndarray:
+    return stats.norm.cdf((x.flatten(1) @ model.w - 0.2).numpy() / SIGMA)
+
+
+def same(a: Certificate, b: Certificate) -> bool:
+    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+
+
+def test_against_a_plain_loop_and_the_exact_radius() -> None:
+    model, x = HalfSpace(), images(6)
+    found = certify(model, x, sigma=SIGMA, n=3000, alpha=0.01, num_classes=3)
+    p = true_p(model, x)
+    best = np.maximum(p, 1 - p)
+    truth = SIGMA * stats.norm.ppf(best)
+    certain = found.prediction.numpy() >= 0
+    assert certain.sum() == 5  # one image lies almost on the boundary
+    assert (found.prediction.numpy() == (p > 0.5))[certain].all()
+    assert (found.radius.numpy() <= truth).all()  # holds for each with probability 0.99
+    assert (found.radius.numpy() > truth - 0.12).all()
+    for i in range(6):
+        streams = Streams([i], seed=0, purpose=ESTIMATE, sigma=SIGMA, device=torch.device("cpu"))
+        size, votes = block_size(SHAPE), []
+        for _ in range(math.ceil(3000 / size)):
+            noise = torch.empty(size, *SHAPE)
+            streams.fill(noise, 0)
+            votes += model(x[i] + noise).argmax(1).tolist()
+        guess = int(found.prediction[i]) if certain[i] else int(p[i] > 0.5)
+        count = votes[:3000].count(guess)
+        assert count == found.count[i]
+        lower = stats.beta.ppf(0.01, count, 3000 - count + 1)
+        assert found.p_lower[i].item() == pytest.approx(lower, rel=1e-9)
+        radius = max(0.0, SIGMA * stats.norm.ppf(lower))
+        assert found.radius[i].item() == pytest.approx(radius, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"soft": True}, {"delta": 0.1}, {"at_least": 0.3}, {"soft": True, "delta": 0.2}]
+)
+def test_rows_do_not_depend_on_company_order_or_batch_size(options: dict[str, float]) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    x = images(5)
+    common = {"sigma": SIGMA, "n": 700, "seed": 4, **options}
+    whole = certify(net, x, **common)
+    order = [3, 1, 4, 0, 2]
+    moved = certify(net, x[order], index=order, batch_size=7, **common)
+    for field in fields(whole):
+        assert torch.equal(getattr(whole, field.name)[order], getattr(moved, field.name))
+    for i in range(5):
+        alone = certify(net, x[i], index=i, **common)
+        assert alone.radius.ndim == 0
+        assert all(getattr(alone, f.name) == getattr(whole, f.name)[i] for f in fields(whole))
+    assert not same(whole, certify(net, x, **{**common, "seed": 5}))
+
+
+def test_several_blocks_a_pass_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's way of working, on the CPU: images share passes, the last one is not full."""
+    from covprop.certify.sample import Sampler
+
+    model, x = HalfSpace(), images(5)
+    one = certify(model, x, sigma=SIGMA, n=1000)
+    plain = Sampler.__init__
+
+    def wide(self: Sampler, *args: object) -> None:
+        plain(self, *args)
+        self.noisy = torch.empty(3 * self.block, *SHAPE)
+
+    monkeypatch.setattr(Sampler, "__init__", wide)
+    assert same(certify(model, x, sigma=SIGMA, n=1000), one)
+
+
+def test_abstains_where_no_class_has_half() -> None:
+    x = torch.full(SHAPE, 0.5)
+
+    def coin(batch: Tensor) -> Tensor:
+        return torch.stack([batch[:, 0, 0, 0] - 0.5, 0.5 - batch[:, 0, 0, 0]], 1)
+
+    found = certify(coin, x, sigma=SIGMA, n=1000)
+    assert found.prediction == -1
+    assert found.radius == 0
+    assert found.p_lower < 0.5
+    assert predict(coin, x, sigma=SIGMA, n=1000).prediction == -1
+
+
+def test_sequential_uses_a_prefix_of_the_same_draws() -> None:
+    model, x = HalfSpace(), images(6)
+    fixed = certify(model, x, sigma=SIGMA, n=20_000)
+    early = certify(model, x, sigma=SIGMA, n=20_000, delta=0.1)
+    assert (early.n < 20_000).all()
+    assert (early.radius > fixed.radius - 0.1).all()
+    p = true_p(model, x)
+    assert (early.radius.numpy() <= SIGMA * stats.norm.ppf(np.maximum(p, 1 - p))).all()
+    for i in range(6):
+        again = certify(model, x[i], index=i, sigma=SIGMA, n=int(early.n[i]))
+        assert again.count == early.count[i]
+    asked = certify(model, x, sigma=SIGMA, n=20_000, at_least=0.4)
+    assert ((asked.radius >= 0.4) == (fixed.radius >= 0.4)).all()
+    assert asked.n.double().mean() < 4000
+
+
+def test_soft_certificate_of_a_known_mean() -> None:
+    def certain(batch: Tensor) -> Tensor:
+        return torch.tensor([[0.0, math.log(4.0)]]).expand(len(batch), 2)
+
+    found = certify(certain, torch.zeros(SHAPE), sigma=SIGMA, n=1000, alpha=0.001, soft=True)
+    lower = 0.8 - 7 * math.log(2 / 0.001) / (3 * 999)
+    assert found.prediction == 1
+    assert found.p_lower.item() == pytest.approx(lower, rel=1e-6)
+    assert found.radius.item() == pytest.approx(SIGMA * stats.norm.ppf(lower), rel=1e-6)
+
+
+def broken(share: float) -> Callable[[Tensor], Tensor]:
+    """A classifier sure of class 1 that returns NaN on a share of the noisy images."""
+    limit = 0.5 + SIGMA * stats.norm.ppf(share)
+
+    def model(batch: Tensor) -> Tensor:
+        logits = torch.tensor([0.0, 5.0]).repeat(len(batch), 1)
+        logits[batch[:, 0, 0, 0] < limit, 1] = torch.nan
+        return logits
+
+    return model
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_nan_is_an_outcome_and_no_class(soft: bool) -> None:
+    x = torch.full(SHAPE, 0.5)
+    found = certify(broken(0.2), x, sigma=SIGMA, n=2000, soft=soft)
+    assert found.prediction == 1
+    assert found.nan.item() == pytest.approx(400, abs=80)
+    assert found.p_lower < 0.8
+    assert found.count + found.nan == 2000
+    assert certify(broken(0.7), x, sigma=SIGMA, n=2000, soft=soft).prediction == -1
+    assert predict(broken(0.2), x, sigma=SIGMA, n=2000).prediction == 1
+    assert predict(broken(0.7), x, sigma=SIGMA, n=2000).prediction == -1
+
+
+def test_all_nan_abstains() -> None:
+    found = certify(lambda b: torch.full((len(b), 3), torch.nan), images(2), sigma=SIGMA, n=500)
+    assert found.prediction.tolist() == [-1, -1]
+    assert found.nan.tolist() == [500, 500]
+    assert found.count.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("n", [20, 150])
+def test_predict_is_the_two_sided_binomial_test(n: int) -> None:
+    model, x = HalfSpace(), images(12)
+    found = predict(model, x, sigma=SIGMA, n=n, alpha=0.05)
+    for i in range(12):
+        a, b = int(found.count[i]), int(found.runner_up[i])
+        assert a + b == n
+        sure = stats.binomtest(a, a + b, 0.5).pvalue <= 0.05
+        assert (found.prediction[i] >= 0) == sure
+    assert 0 < (found.prediction == -1).sum() < 12
+    assert predict(model, x[0], sigma=SIGMA, n=n).prediction.ndim == 0
+
+
+def test_the_model_is_evaluated_and_left_as_it_was() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 2))
+    net[1].eval()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with torch.random.fork_rng():
+        certify(net, images(2), sigma=SIGMA, n=300)
+        state = torch.random.get_rng_state()
+        certify(net, images(2), sigma=SIGMA, n=300)
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert [m.training for m in net] == [True, False, True, True]
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_a_model_that_views_its_feature_maps_works_too() -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.conv(x)
+            return self.linear(h.view(len(h), -1))
+
+    found = certify(Viewing(), torch.rand(2, 3, 4, 4), sigma=SIGMA, n=300)
+    assert found.n.tolist() == [300, 300]
+
+
+def test_bfloat16_agrees_up_to_rounding() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    x = images(3)
+    full = certify(net, x, sigma=SIGMA, n=2000)
+    half = certify(net, x, sigma=SIGMA, n=2000, dtype=torch.bfloat16)
+    assert ((full.count - half.count).abs() < 60).all()
+
+
+def test_few_samples_are_a_warning() -> None:
+    with pytest.warns(SampleWarning, match="every image abstains"):
+        found = certify(HalfSpace(), images(1), sigma=SIGMA, n=9)
+    assert found.prediction.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (torch.full(SHAPE, 1.5), {}, r"must lie in \[0, 1\].*span \[1.5, 1.5\]"),
+        (torch.full(SHAPE, -0.1), {}, "must lie in"),
+        (torch.full(SHAPE, torch.nan), {}, "must lie in"),
+        (torch.zeros(4, 4), {}, r"not float32 \[4, 4\]"),
+        (torch.zeros(SHAPE, dtype=torch.uint8), {}, "not uint8"),
+        (torch.zeros(SHAPE), {"sigma": 0.0}, "sigma is a positive number"),
+        (torch.zeros(SHAPE), {"sigma": math.nan}, "sigma is a positive number"),
+        (torch.zeros(SHAPE), {"alpha": 0.0}, "alpha is a probability"),
+        (torch.zeros(SHAPE), {"n": 0}, "at least one sample"),
+        (torch.zeros(SHAPE), {"n0": 0}, "at least one sample"),
+        (torch.zeros(SHAPE), {"num_classes": 10}, "returns 3 logits but num_classes is 10"),
+        (torch.zeros(2, *SHAPE), {"index": [1]}, "2 images need 2 indices, not 1"),
+        (torch.zeros(SHAPE), {"index": -1}, "cannot be negative"),
+        (torch.zeros(SHAPE), {"delta": 0.1, "at_least": 0.1}, "either delta or at_least"),
+        (torch.zeros(SHAPE), {"at_least": 9.0}, "out of reach"),
+    ],
+)
+def test_mistakes_are_one_sentence(x: Tensor, options: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        certify(HalfSpace(), x, **{"sigma": SIGMA, "n": 500, **options})
+
+
+def test_a_model_without_logits_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"logits \[batch, classes\].*returned \[2\]"):
+        certify(lambda x: x.mean((1, 2, 3)), images(1), sigma=SIGMA, n=500)
+
+
+def test_another_scale_on_purpose() -> None:
+    found = certify(HalfSpace(), torch.full(SHAPE, 2.0), sigma=SIGMA, n=500, value_range=None)
+    assert found.n == 500
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert certify(HalfSpace(), images(0), sigma=SIGMA, n=500).prediction.shape == (0,)
+
+
+def test_public_names() -> None:
+    assert covprop.certify is certify
+    assert covprop.predict is predict
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_do_not_depend_on_company() -> None:
+    model, x = HalfSpace().cuda(), images(7)
+    whole = certify(model, x, sigma=SIGMA, n=5000, batch_size=1024)
+    alone = [certify(model, x[i], index=i, sigma=SIGMA, n=5000, batch_size=300) for i in range(7)]
+    # Equal draws: what differs is rounding at the decision boundary.
+    assert max(abs(int(a.count - c)) for a, c in zip(alone, whole.count, strict=True)) <= 2
+    cpu = certify(model.cpu(), x, sigma=SIGMA, n=5000)
+    torch.testing.assert_close(whole.radius, cpu.radius, atol=0.15, rtol=0)
