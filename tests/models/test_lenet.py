@@ -1,5 +1,7 @@
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 from covprop.models import LeNet
 
@@ -24,3 +26,19 @@ def test_three_convolutions_and_two_linear_layers() -> None:
         "linear2.weight": (10, 256),
         "linear2.bias": (10,),
     }
+
+
+def test_trains_on_noisy_digits_within_a_hundred_steps() -> None:
+    digits = load_digits()
+    x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target)
+    net = LeNet(num_classes=10, image_shape=(1, 8, 8), width=16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(100):
+        rows = torch.randint(len(y), (64,))
+        noisy = x[rows] + 0.25 * torch.randn(64, 1, 8, 8)
+        loss = F.cross_entropy(net(noisy), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (net(x).argmax(1) == y).float().mean() > 0.8
