@@ -54,13 +54,13 @@ def _recipes() -> list[tuple[str, str]]:
 def _methods() -> list[tuple[str, str]]:
     from covprop.methods import METHODS
 
-    return [(name, _about(target)) for name, target in METHODS.items()]
+    return [(name, _about("method", target)) for name, target in METHODS.items()]
 
 
 def _models() -> list[tuple[str, str]]:
     from covprop.models import MODELS
 
-    return [(name, _about(target)) for name, target in MODELS.items()]
+    return [(name, _about("model", target)) for name, target in MODELS.items()]
 
 
 def _datasets() -> list[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _datasets() -> list[tuple[str, str]]:
 
 
 def _rules() -> list[tuple[str, str]]:
-    import covprop.propagate  # importing it registers its rules
+    import covprop.propagate  # noqa: F401  importing it registers its rules
     from covprop.propagate.registry import describe, find, registered
 
     lines = []
@@ -92,12 +92,12 @@ _LISTS: dict[Kind, Callable[[], list[tuple[str, str]]]] = {
 }
 
 
-def _about(target: Callable[..., Any]) -> str:
+def _about(section: str, target: Callable[..., Any]) -> str:
     """The first line of the documentation, and the options with their defaults."""
     from covprop.train.options import accepted
     from covprop.train.recipe import GIVEN
 
-    options = accepted(target, skip=GIVEN)
+    options = accepted(target, skip=GIVEN[section])
     shown = ", ".join(
         name if p.default is p.empty else f"{name}={p.default!r}" for name, p in options.items()
     )

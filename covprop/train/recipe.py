@@ -31,8 +31,12 @@ SECTIONS = ("data", "model", "noise", "method", "weighting", "train")
 NAMED = ("data", "model", "method", "weighting")
 """Sections that name a thing: a plain value for one of them sets its `name`."""
 
-GIVEN = ("self", "num_classes", "image_shape", "mean", "std", "sigma", "input_shape", "name")
-"""Parameters the trainer itself provides, so no recipe may."""
+GIVEN = {
+    "model": ("name", "num_classes", "image_shape"),
+    "method": ("name", "sigma", "input_shape"),
+    "weighting": ("name", "count", "device"),
+}
+"""Parameters of the named things that the trainer itself provides, so no recipe may."""
 
 Config = dict[str, dict[str, Any]]
 
@@ -163,7 +167,7 @@ def _model(given: dict[str, Any], beside: Path) -> dict[str, Any]:
             f'there is no model "{name}"{nearest(name, MODELS)}; choose one of '
             f'{", ".join(MODELS)}, or give a function as "my_net.py:build".'
         )
-    return {"name": name} | check_options("model", given, accepted(target, skip=GIVEN))
+    return {"name": name} | check_options("model", given, accepted(target, skip=GIVEN["model"]))
 
 
 def _method(given: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +179,8 @@ def _method(given: dict[str, Any]) -> dict[str, Any]:
             f'there is no method "{name}"{nearest(name, METHODS)}; '
             f"choose one of {', '.join(METHODS)}."
         )
-    return {"name": name} | check_options("method", given, accepted(METHODS[name], skip=GIVEN))
+    options = accepted(METHODS[name], skip=GIVEN["method"])
+    return {"name": name} | check_options("method", given, options)
 
 
 def _weighting(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -188,8 +193,8 @@ def _weighting(given: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if name != "radius":
         raise InvalidInput(f'weighting.name must be "none" or "radius", not "{name}".')
-    skip = (*GIVEN, "count", "device")
-    return {"name": name} | check_options("weighting", given, accepted(RadiusWeights, skip=skip))
+    options = accepted(RadiusWeights, skip=GIVEN["weighting"])
+    return {"name": name} | check_options("weighting", given, options)
 
 
 def _name(section: str, given: dict[str, Any]) -> str:
