@@ -30,7 +30,7 @@ from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 from covprop.radius import top_two
 
-MAX_UNITS = 20_000
+MAX_UNITS = 8_000  # alive at once; half a gigabyte of covariance
 SERIES = 24  # terms of Mehler's series for activations without a closed form
 
 
@@ -103,10 +103,19 @@ def _pointwise(layer: nn.Module | Call) -> Callable[[Tensor], Tensor]:
     return layer
 
 
+def check_size(units: int) -> None:
+    if units > MAX_UNITS:
+        raise InvalidInput(
+            f"the dense estimator would hold {units} units at once, more than {MAX_UNITS}: "
+            "it is meant for small networks; use linearized or sampled."
+        )
+
+
 class _Joint:
     """Mean of each live value and the covariance over all of them together."""
 
     def __init__(self, x: Tensor, sigma: float) -> None:
+        check_size(x.numel())
         self.values: list[Any] = [x[None]]
         self.at: dict[int, slice] = {0: slice(0, x.numel())}
         self.cov = sigma**2 * torch.eye(x.numel(), dtype=torch.float64)
@@ -114,11 +123,7 @@ class _Joint:
     def add(self, slot: int, value: Tensor, own: Tensor, cross: Tensor) -> None:
         """A new live value: its own covariance, and that with everything alive."""
         old, new = self.cov.shape[0], own.shape[0]
-        if old + new > MAX_UNITS:
-            raise InvalidInput(
-                f"the dense estimator would hold {old + new} units at once, more than "
-                f"{MAX_UNITS}: it is meant for small networks; use linearized or sampled."
-            )
+        check_size(old + new)
         self.cov = torch.cat([torch.cat([self.cov, cross.T], 1), torch.cat([cross, own], 1)], 0)
         self.at[slot] = slice(old, old + new)
         self.values.append(value)

@@ -54,16 +54,13 @@ def test_all_accept_the_same_model_and_answer_in_the_same_form(estimator: str) -
     assert isinstance(result, Margin)
     assert all(field.shape == (3,) for field in result)
     torch.testing.assert_close(result.radius, 0.3 * result.mean / result.var.sqrt())
-    logits = model(x)
     assert (result.top != result.runner_up).all()
-    assert result.top.tolist() == logits.argmax(1).tolist()
+    assert (result.mean >= 0).all()
+    calm = margin(model, x, sigma=1e-4, estimator=estimator)  # hardly any noise: the clean classes
+    assert calm.top.tolist() == model(x).argmax(1).tolist()
 
 
-@pytest.mark.parametrize(
-    "activation",
-    [nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.Tanh(), HermiteActivation(3)],
-    ids=lambda a: type(a).__name__,
-)
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh()], ids=str)
 def test_dense_agrees_with_monte_carlo(activation: nn.Module) -> None:
     """What is left between the two is that pre-activations are not quite Gaussian."""
     model, x = scaled(Residual(activation)), images(2)
@@ -75,9 +72,14 @@ def test_dense_agrees_with_monte_carlo(activation: nn.Module) -> None:
         assert ours.var[k].item() == pytest.approx(gap.var().item(), rel=0.15)
 
 
-def test_one_hidden_layer_is_exact_for_dense() -> None:
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU(), nn.LeakyReLU(0.2), nn.GELU(), nn.Tanh(), nn.SiLU(), HermiteActivation(3)],
+    ids=lambda a: type(a).__name__,
+)
+def test_one_hidden_layer_is_exact_for_dense(activation: nn.Module) -> None:
     """With one hidden layer pre-activations are Gaussian: mean and variance within error bars."""
-    model = scaled(nn.Sequential(nn.Flatten(), nn.Linear(49, 20), nn.ReLU(), nn.Linear(20, 3)))
+    model = scaled(nn.Sequential(nn.Flatten(), nn.Linear(49, 20), activation, nn.Linear(20, 3)))
     x = images(1)
     ours = margin(model, x, sigma=0.5, estimator="dense")
     draws = monte_carlo_logits(model, x[0], 0.5, 400_000)
