@@ -37,10 +37,11 @@ class LeNet(nn.Module):
         self.linear1 = nn.Linear(4 * width * (height // 8) * (breadth // 8), 8 * width)
         self.linear2 = nn.Linear(8 * width, num_classes)
         # torch's default shrinks the signal in every layer, and nothing here restores it.
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith("weight"):
+                nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+            else:
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(self.relu(self.conv1(x)))
