@@ -1,0 +1,214 @@
+"""Logs: the field's format, repair after a cut at any byte, no mixing, several writers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covprop.certify.records import Log, PredictRow, Row
+from covprop.errors import InvalidInput
+from covprop.report.tsv import read_tsv
+
+SETTINGS = {"sigma": 0.25, "n": 1000, "alpha": 0.001, "mode": "hard", "weights": "ab" * 32}
+
+
+def row(i: int) -> Row:
+    """A row whose every field depends on the image."""
+    return Row(
+        idx=i,
+        label=i % 3,
+        predict=-1 if i % 4 == 3 else i % 3,
+        radius=0.0 if i % 4 == 3 else 0.123456 * (i + 1),
+        correct=int(i % 4 != 3),
+        seconds=1.5 + i,
+        p_lower=0.4 if i % 4 == 3 else 0.9,
+        count=900 + i,
+        n=1000,
+        nan=0,
+    )
+
+
+def write(path: Path, wanted: list[int], **options: int) -> list[Row] | None:
+    with Log(path, SETTINGS, Row, **options) as log:
+        for i in wanted[options.get("rank", 0) :: options.get("world", 1)]:
+            if i not in log.done:
+                log.append(row(i))
+        return log.finish(wanted)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "certify_sigma_0.25.tsv"
+
+
+def names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.parent.iterdir())
+
+
+def test_the_fields_format(path: Path) -> None:
+    rows = write(path, [0, 20, 40])
+    assert rows == [row(0), row(20), row(40)]
+    assert path.read_text() == (
+        "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+        "0\t0\t0\t0.123\t1\t0:00:01.500000\n"
+        "20\t2\t2\t2.59\t1\t0:00:21.500000\n"
+        "40\t1\t1\t5.06\t1\t0:00:41.500000\n"
+    )
+    assert names(path) == [
+        "certify_sigma_0.25.json",
+        "certify_sigma_0.25.rows.jsonl",
+        "certify_sigma_0.25.tsv",
+    ]
+    assert json.loads(path.with_suffix(".json").read_text()) == SETTINGS
+    assert read_tsv(path).radius.tolist() == [0.123, 2.59, 5.06]
+
+
+@pytest.mark.parametrize(
+    ("radius", "seconds", "text"),
+    [
+        (0.0, 0.0, "0.0\t1\t0:00:00.000000"),
+        (1.2345e-5, 0.9999999, "1.23e-05\t1\t0:00:01.000000"),
+        (1.0, 3661.25, "1.0\t1\t1:01:01.250000"),
+        (0.5, 100 * 3600, "0.5\t1\t100:00:00.000000"),
+    ],
+)
+def test_radius_and_time(radius: float, seconds: float, text: str) -> None:
+    made = Row(0, 1, 1, radius, 1, seconds, 0.9, 1, 1, 0)
+    assert made.tsv() == f"0\t1\t1\t{text}"
+
+
+def test_predictions_have_no_radius(path: Path) -> None:
+    with Log(path, SETTINGS, PredictRow) as log:
+        log.append(PredictRow(3, 1, 1, 1, 0.5, 90, 5, 100, 0))
+        log.finish([3])
+    assert path.read_text() == "idx\tlabel\tpredict\tcorrect\ttime\n3\t1\t1\t1\t0:00:00.500000\n"
+
+
+@pytest.mark.parametrize("which", ["tsv", "rows.jsonl"])
+def test_a_file_cut_at_any_byte_is_completed(path: Path, which: str) -> None:
+    wanted = [0, 1, 2, 3]
+    write(path, wanted)
+    cut = path.with_suffix(f".{which}")
+    whole = {p: p.read_bytes() for p in path.parent.iterdir()}
+    for size in range(0, len(whole[cut]), 1 if which == "tsv" else 7):
+        # The journal is written first, so a cut journal comes with a TSV of at most as many rows.
+        lines = whole[cut][:size].count(b"\n")
+        if which == "rows.jsonl":
+            tsv = whole[path].split(b"\n")[: lines + 1]
+            path.write_bytes(b"\n".join(tsv) + b"\n")
+        cut.write_bytes(whole[cut][:size])
+        with Log(path, SETTINGS, Row) as log:
+            expected = wanted if which == "tsv" else wanted[:lines]
+            assert sorted(log.done) == expected
+        assert write(path, wanted) == [row(i) for i in wanted]
+        assert {p: p.read_bytes() for p in path.parent.iterdir()} == whole
+
+
+def test_going_on_neither_repeats_nor_reorders(path: Path) -> None:
+    write(path, [4, 6])
+    write(path, [0, 2, 4, 6, 8])
+    assert [line.split("\t")[0] for line in path.read_text().splitlines()[1:]] == list("02468")
+    journal = path.with_suffix(".rows.jsonl").read_text().splitlines()
+    assert [json.loads(line)["idx"] for line in journal] == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("sigma", 0.5), ("n", 10), ("alpha", 0.01), ("mode", "soft"), ("new", 1)]
+)
+def test_other_settings_are_refused_and_named(path: Path, key: str, value: float) -> None:
+    write(path, [0, 1])
+    before = {p: p.read_bytes() for p in path.parent.iterdir()}
+    with pytest.raises(InvalidInput, match=f"{key} = .*, not {value}.*do not mix.*--out"):
+        Log(path, {**SETTINGS, key: value}, Row).__enter__()
+    assert {p: p.read_bytes() for p in path.parent.iterdir()} == before
+
+
+def test_other_weights_are_named_shortly(path: Path) -> None:
+    write(path, [0])
+    with pytest.raises(InvalidInput, match="weights = abababababab…, not cdcdcdcdcdcd…"):
+        Log(path, {**SETTINGS, "weights": "cd" * 32}, Row).__enter__()
+
+
+def test_rows_of_another_run_are_refused(path: Path) -> None:
+    write(path, [0, 1])
+    text = path.read_text()
+    path.write_text(text + "2\t1\t1\t0.5\t1\t0:00:01\n")
+    with pytest.raises(InvalidInput, match="holds a row for image 2"):
+        write(path, [0, 1])
+    path.write_text(text.replace("0.247", "0.999"))
+    with pytest.raises(InvalidInput, match="holds a row for image 1"):
+        write(path, [0, 1])
+    assert "0.999" in path.read_text()
+
+
+def test_a_log_of_unknown_origin_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    text = f"{Row.HEADER}\n0\t1\t1\t0.5\t1\t0:00:01\n"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=r"certify_sigma_0.25.json.*is missing"):
+        write(path, [0])
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["something else\n", "something else", "idx\tlabel\n1\t2\n"])
+def test_a_file_of_another_kind_is_refused(path: Path, text: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(InvalidInput):
+        write(path, [0])
+    assert path.read_text() == text
+
+
+def test_damaged_side_files_are_refused(path: Path) -> None:
+    write(path, [0, 1])
+    journal = path.with_suffix(".rows.jsonl")
+    text = journal.read_text()
+    journal.write_text("{}\n" + text)
+    with pytest.raises(InvalidInput, match="line 1 is not a row"):
+        write(path, [0, 1])
+    journal.write_text(text)
+    path.with_suffix(".json").write_text("{")
+    with pytest.raises(InvalidInput, match="is damaged"):
+        write(path, [0, 1])
+
+
+def test_two_processes_on_one_log_are_refused(path: Path) -> None:
+    with Log(path, SETTINGS, Row):
+        with pytest.raises(InvalidInput, match="another process is certifying"):
+            Log(path, SETTINGS, Row).__enter__()
+        with pytest.raises(InvalidInput, match="another process is certifying"):
+            Log(path, SETTINGS, Row, rank=0, world=2).__enter__()
+    with Log(path, SETTINGS, Row, rank=0, world=2), Log(path, SETTINGS, Row, rank=1, world=2):
+        with pytest.raises(InvalidInput, match="another process is certifying"):
+            Log(path, SETTINGS, Row).__enter__()
+        with pytest.raises(InvalidInput, match="another process is certifying"):
+            Log(path, SETTINGS, Row, rank=1, world=2).__enter__()
+
+
+def test_several_processes_leave_what_one_would(path: Path, tmp_path: Path) -> None:
+    wanted = list(range(0, 50, 5))
+    assert write(path, wanted, rank=2, world=3) is None
+    assert write(path, wanted, rank=0, world=3) is None
+    assert not path.exists()
+    assert write(path, wanted, rank=1, world=3) == [row(i) for i in wanted]
+    alone = tmp_path / "alone" / path.name
+    write(alone, wanted)
+    assert names(path) == names(alone)
+    assert [p.read_bytes() for p in sorted(path.parent.iterdir())] == [
+        p.read_bytes() for p in sorted(alone.parent.iterdir())
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_a_stopped_group_is_taken_over_by_any_number(path: Path, world: int) -> None:
+    wanted = list(range(12))
+    write(path, wanted, rank=1, world=3)
+    part = path.with_suffix(".rank1.rows.jsonl")
+    part.write_bytes(part.read_bytes()[:-20])  # killed in the middle of its last row
+    for rank in range(world):
+        rows = write(path, wanted, rank=rank, world=world)
+    assert rows == [row(i) for i in wanted]
+    assert len(names(path)) == 3
+    assert [line.split("\t")[0] for line in path.read_text().splitlines()[1:]] == [
+        str(i) for i in wanted
+    ]
