@@ -58,9 +58,9 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint(path, content["net"], normalized=False)
     if _is_state(content):
         return Checkpoint(path, content)
-    found = f"the keys {', '.join(map(str, list(content)[:4]))}" if content else "nothing"
-    if not isinstance(content, dict):
-        found = f"a {type(content).__name__}"
+    found = f"a {type(content).__name__}"
+    if isinstance(content, dict) and content:
+        found = f"the keys {', '.join(map(str, list(content)[:4]))}"
     raise InvalidInput(
         f"{path} holds {found}, but a checkpoint is {{arch, state_dict}}, {{net, epoch}} or a bare "
         "state_dict; save the model's state_dict() instead."

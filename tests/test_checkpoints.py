@@ -1,0 +1,243 @@
+"""Foreign layouts in, the same function out; nothing in a file is executed."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from covprop import checkpoints
+from covprop.data import DATASETS
+from covprop.errors import CovpropError, InvalidInput
+from covprop.models import Normalize, build
+
+FACTS = DATASETS["cifar10"]
+DATA = {
+    "num_classes": FACTS.num_classes,
+    "image_shape": FACTS.image_shape,
+    "mean": FACTS.mean,
+    "std": FACTS.std,
+}
+X = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    """A network with weights and batch statistics of its own."""
+    torch.manual_seed(1)
+    made = build("cifar_resnet20", num_classes=10, image_shape=(3, 32, 32))
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return made.eval()
+
+
+def by_hand(net: nn.Module) -> Tensor:
+    """The network behind the data set's normalisation, written out."""
+    mean = torch.tensor(FACTS.mean).view(3, 1, 1)
+    std = torch.tensor(FACTS.std).view(3, 1, 1)
+    return net((X - mean) / std)
+
+
+def prefixed(net: nn.Module, prefix: str) -> dict[str, Tensor]:
+    return {prefix + k: v for k, v in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("prefix", ["1.", "1.module."])
+def test_cohens_layout(net: nn.Module, prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pth.tar"
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    torch.save(
+        {
+            "epoch": 90,
+            "arch": "cifar_resnet20",
+            "state_dict": prefixed(net, prefix),
+            "optimizer": optimizer.state_dict(),
+        },
+        path,
+    )
+    model = checkpoints.load(path, **DATA)
+    assert not model.training
+    torch.testing.assert_close(model(X), by_hand(net))
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_macers_layout_has_no_normalisation(net: nn.Module, prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "440.pth"
+    torch.save({"net": prefixed(net, prefix), "epoch": 440}, path)
+    with pytest.raises(InvalidInput, match="does not name its architecture; add --arch"):
+        checkpoints.load(path, **DATA)
+    model = checkpoints.load(path, arch="cifar_resnet20", **DATA)
+    torch.testing.assert_close(model(X), net(X))
+
+
+def test_old_files_without_batch_counters(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "old.pth"
+    state = {k: v for k, v in prefixed(net, "1.").items() if "num_batches" not in k}
+    torch.save(
+        {"arch": "cifar_resnet20", "state_dict": state}, path, _use_new_zipfile_serialization=False
+    )
+    torch.testing.assert_close(checkpoints.load(path, **DATA)(X), by_hand(net))
+
+
+@pytest.mark.parametrize("save", [torch.save, safetensors.torch.save_file])
+def test_a_bare_state_dict_must_say_whether_pixels_are_normalised(
+    net: nn.Module, save: Callable[[dict[str, Tensor], Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / ("net.safetensors" if save is not torch.save else "net.pth")
+    save(net.state_dict(), path)
+    with pytest.raises(InvalidInput, match=r"--normalize.*or --no-normalize"):
+        checkpoints.load(path, arch="cifar_resnet20", **DATA)
+    plain = checkpoints.load(path, arch="cifar_resnet20", normalize=False, **DATA)
+    torch.testing.assert_close(plain(X), net(X))
+    first = checkpoints.load(path, arch="cifar_resnet20", normalize=True, **DATA)
+    torch.testing.assert_close(first(X), by_hand(net))
+
+
+def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = nn.Sequential(Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), net)
+    checkpoints.export(
+        model, path, to="safetensors", arch="cifar_resnet20", image_shape=(3, 32, 32)
+    )
+    loaded = checkpoints.load(path, arch="cifar_resnet20", **DATA)
+    torch.testing.assert_close(loaded(X), model(X))
+    assert checkpoints.weights_hash(loaded) == checkpoints.weights_hash(model)
+
+
+def test_cohen_export_comes_back(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "net.pth.tar"
+    model = nn.Sequential(Normalize(FACTS.mean, FACTS.std), net)
+    checkpoints.export(
+        model, path, to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32), epoch=7
+    )
+    content = torch.load(path, weights_only=True)
+    assert content["arch"] == "cifar_resnet20"
+    assert content["epoch"] == 7
+    assert set(content["state_dict"]) == {f"1.{k}" for k in net.state_dict()}
+    torch.testing.assert_close(checkpoints.load(path, **DATA)(X), by_hand(net))
+
+
+def test_cohen_export_of_a_model_without_normalisation_is_refused(
+    net: nn.Module, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="not trained with; export it as safetensors or onnx"):
+        checkpoints.export(
+            net, tmp_path / "x", to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32)
+        )
+
+
+class Trap:
+    """Unpickling this would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_checkpoint_that_carries_code_is_refused(old: bool, tmp_path: Path) -> None:
+    path, sprung = tmp_path / "trap.pth", tmp_path / "sprung"
+    torch.save(
+        {"state_dict": {}, "extra": Trap(sprung)}, path, _use_new_zipfile_serialization=not old
+    )
+    with pytest.raises(InvalidInput, match=r"trap.pth carries code \(posix.system\).*not opened"):
+        checkpoints.load(path, arch="lenet", **DATA)
+    assert not sprung.exists()
+
+
+def test_a_whole_pickled_model_is_refused(net: nn.Module, tmp_path: Path) -> None:
+    torch.save(net, tmp_path / "whole.pth")
+    with pytest.raises(InvalidInput, match="carries code"):
+        checkpoints.read(tmp_path / "whole.pth")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged or of another kind"),
+        (b"no checkpoint at all", "damaged or of another kind"),
+        (b"PK\x03\x04 torn archive", "damaged or of another kind"),
+    ],
+)
+def test_damaged_files_are_one_sentence(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(InvalidInput, match=message):
+        checkpoints.read(tmp_path / "x.pth")
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(InvalidInput, match="cannot be read as safetensors"):
+        checkpoints.read(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("content", [{"weights": 3}, {}, [1, 2], torch.ones(2)])
+def test_unknown_layouts_are_named(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(InvalidInput, match="but a checkpoint is"):
+        checkpoints.read(tmp_path / "x.pth")
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="There is no checkpoint"):
+        checkpoints.read(tmp_path / "x.pth")
+
+
+def test_another_architecture_is_named(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    torch.save({"arch": "cifar_resnet20", "state_dict": prefixed(net, "1.")}, path)
+    with pytest.raises(InvalidInput, match=r"does not fit the architecture lenet: it lacks \S+"):
+        checkpoints.load(path, arch="lenet", **DATA)
+    with pytest.raises(InvalidInput, match=r"fc.weight is \[10, 64\], not \[100, 64\]"):
+        checkpoints.load(path, **{**DATA, "num_classes": 100})
+    torch.save({"arch": "resnet50", "state_dict": prefixed(net, "1.")}, path)
+    with pytest.raises(InvalidInput, match='no model "resnet50"'):
+        checkpoints.load(path, **DATA)
+
+
+def test_weights_hash_sees_every_bit(net: nn.Module) -> None:
+    before = checkpoints.weights_hash(net)
+    with torch.no_grad():
+        old = net.fc.bias[3].clone()
+        net.fc.bias[3] = torch.nextafter(old, torch.tensor(9.0))
+        assert checkpoints.weights_hash(net) != before
+        net.fc.bias[3] = old
+    assert checkpoints.weights_hash(net) == before
+
+
+def test_onnx_without_its_packages_says_how_to_get_them(
+    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(CovpropError, match=r"pip install 'covprop\[onnx\]'"):
+        checkpoints.export(
+            net, tmp_path / "x.onnx", to="onnx", arch="cifar_resnet20", image_shape=(3, 32, 32)
+        )
+    assert not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")),
+    reason="the optional extra onnx is not installed",
+)
+def test_onnx_computes_the_same_logits(tmp_path: Path) -> None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    net = build("lenet", num_classes=4, image_shape=(1, 8, 8), mean=(0.3,), std=(0.2,), width=2)
+    path = tmp_path / "x.onnx"
+    checkpoints.export(net.eval(), path, to="onnx", arch="lenet", image_shape=(1, 8, 8))
+    x = torch.rand(5, 1, 8, 8)
+    (logits,) = ReferenceEvaluator(onnx.load(path)).run(None, {"images": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), net(x), atol=1e-5, rtol=1e-4)
+
+
+def test_an_unknown_format_is_named(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match='no format "h5"; choose one of safetensors'):
+        checkpoints.export(net, tmp_path / "x", to="h5", arch="a", image_shape=(3, 32, 32))
