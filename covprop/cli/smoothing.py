@@ -107,7 +107,7 @@ def choose_sigma(subject: Subject, sigma: float | None) -> float:
         if subject.sigma is None:
             raise InvalidInput("a checkpoint file does not say its noise level; add --sigma.")
         return subject.sigma
-    if subject.sigma is not None and sigma != subject.sigma:
+    if subject.sigma is not None and 0 < sigma != subject.sigma:
         warn(
             f"sigma = {sigma:g}, but the model was trained with {subject.sigma:g}; its radii will "
             "be valid, and probably small."

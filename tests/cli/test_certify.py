@@ -1,0 +1,296 @@
+"""`covprop certify` end to end: rows, going on, kills, shares, and every user's mistake."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from covprop import data
+from covprop.certify import certify
+from covprop.report.tsv import read_tsv
+from covprop.run import Run
+
+Cli = Callable[..., tuple[int, str, str]]
+QUICK = ("--n", 400, "--max", 8)
+KILLS = int(os.environ.get("COVPROP_KILLS", "3"))
+
+
+def table(path: Path) -> list[list[str]]:
+    """Rows without the time, which differs from run to run."""
+    return [line.split("\t")[:5] for line in path.read_text().splitlines()]
+
+
+def journal(path: Path) -> list[dict[str, float]]:
+    lines = path.with_suffix(".rows.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
+    code, out, err = cli("certify", run_folder, "--n", 1000, "--skip", 7, "--max", 9)
+    assert code == 0, err
+    path = run_folder / "certify_sigma_0.25.tsv"
+    rows = read_tsv(path)
+    assert rows.idx.tolist() == list(range(0, 63, 7))
+    digits = data.load("digits", "test")
+    x = digits.images[rows.idx].float() / 255
+    expected = certify(
+        Run(run_folder).load_model(), x, sigma=0.25, n=1000, num_classes=10, index=rows.idx.tolist()
+    )
+    assert rows.predict.tolist() == expected.prediction.tolist()
+    assert rows.label.tolist() == digits.labels[rows.idx].tolist()
+    assert (rows.correct == (rows.predict == rows.label)).all()
+    assert [row["radius"] for row in journal(path)] == expected.radius.tolist()
+    np.testing.assert_allclose(rows.radius, expected.radius, rtol=0.005)
+    acr = float((expected.radius * torch.from_numpy(rows.correct)).mean())
+    assert f"9 images, ACR {acr:.3f}" in out
+    assert "mean samples 1000" in out
+    assert str(path) in out
+    assert "9 of 9 images" in err
+
+
+def test_going_on_adds_only_what_is_missing(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    path = run_folder / "certify_sigma_0.25.tsv"
+    assert cli("certify", run_folder, "--n", 400, "--max", 3)[0] == 0
+    first = path.read_text().splitlines()
+    assert cli("certify", run_folder, *QUICK)[0] == 0
+    assert path.read_text().splitlines()[:4] == first  # times too: nothing was done again
+    whole = tmp_path / "whole.tsv"
+    assert cli("certify", run_folder, *QUICK, "--out", whole)[0] == 0
+    assert table(path) == table(whole)
+    assert journal(path) == journal(whole)
+    assert len(journal(path)) == 8
+
+
+def test_a_cut_tsv_is_completed(cli: Cli, run_folder: Path) -> None:
+    path = run_folder / "certify_sigma_0.25.tsv"
+    cli("certify", run_folder, *QUICK)
+    whole = path.read_text()
+    path.write_text(whole[:-9])
+    assert cli("certify", run_folder, *QUICK)[0] == 0
+    assert path.read_text() == whole
+
+
+def test_shares_of_several_processes(
+    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = tmp_path / "alone.tsv"
+    cli("certify", run_folder, *QUICK, "--out", alone)
+    shared = tmp_path / "shared.tsv"
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    outputs = []
+    for rank in (2, 0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        code, out, _ = cli("certify", run_folder, *QUICK, "--out", shared)
+        assert code == 0
+        outputs.append(out)
+    assert outputs[:2] == ["", ""]
+    assert "8 images" in outputs[2]
+    assert table(alone) == table(shared)
+    assert journal(alone) == journal(shared)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_killed_at_random_moments(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    """COVPROP_KILLS=20 kills more often than the tests usually do."""
+    images = 8 * KILLS
+    options = ["--n", "4000", "--max", str(images), "--device", "cpu"]
+    whole, path = tmp_path / "whole.tsv", tmp_path / "killed.tsv"
+    cli("certify", run_folder, *options, "--out", whole)
+    command = [sys.executable, "-m", "covprop", "certify", str(run_folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(KILLS):
+        before = path.read_text().count("\n") if path.exists() else 1
+        process = subprocess.Popen(
+            [*command, "--out", str(path)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # Wait until it has added a row, so that the kill falls among the work.
+        while process.poll() is None and not (
+            path.exists() and path.read_text().count("\n") > before
+        ):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.2))
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+    assert kills == KILLS
+    assert cli("certify", run_folder, *options, "--out", path)[0] == 0
+    assert table(path) == table(whole)
+    assert journal(path) == journal(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        (["--sequential"], "hard, sequential to within 0.05"),
+        (["--delta", 0.1], "hard, sequential to within 0.1"),
+        (["--at-least", 0.2], "hard, sequential, at least 0.2"),
+        (["--soft"], "soft"),
+    ],
+)
+def test_other_questions(cli: Cli, run_folder: Path, options: list[object], mode: str) -> None:
+    code, out, err = cli("certify", run_folder, "--n", 5000, "--max", 6, *options)
+    assert code == 0, err
+    path = run_folder / "certify_sigma_0.25.tsv"
+    assert json.loads(path.with_suffix(".json").read_text())["mode"] == mode
+    used = [row["n"] for row in journal(path)]
+    assert f"mean samples {np.mean(used):.0f}" in out
+    assert (np.mean(used) < 5000) == (mode != "soft")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", 500], "n = 400, not 500"),
+        (["--alpha", 0.01], "alpha = 0.001, not 0.01"),
+        (["--seed", 1], "seed = 0, not 1"),
+        (["--soft"], "mode = hard, not soft"),
+        (["--bf16"], "precision = float32, not bfloat16"),
+        (["--split", "train"], "split = test, not train"),
+    ],
+)
+def test_a_log_is_not_mixed(
+    cli: Cli, run_folder: Path, options: list[object], message: str
+) -> None:
+    path = run_folder / "certify_sigma_0.25.tsv"
+    cli("certify", run_folder, "--n", 400, "--max", 2)
+    before = path.read_bytes()
+    code, _, err = cli("certify", run_folder, *("--n", 400, "--max", 4), *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert path.read_bytes() == before
+
+
+def test_retrained_weights_are_not_mixed(cli: Cli, run_folder: Path) -> None:
+    cli("certify", run_folder, "--n", 400, "--max", 2)
+    model = Run(run_folder).load_model()
+    with torch.no_grad():
+        model[1].linear2.bias += 1
+    from covprop.train.checkpoint import save_weights
+
+    save_weights(run_folder / "model.safetensors", model)
+    code, _, err = cli("certify", run_folder, *QUICK)
+    assert code == 2
+    assert "weights = " in err
+
+
+def test_another_sigma_is_a_warning(cli: Cli, run_folder: Path) -> None:
+    code, _, err = cli("certify", run_folder, *QUICK, "--sigma", 0.5)
+    assert code == 0
+    assert "warning: sigma = 0.5, but the model was trained with 0.25" in err
+    assert (run_folder / "certify_sigma_0.5.tsv").exists()
+
+
+def test_too_few_samples_are_a_warning(cli: Cli, run_folder: Path) -> None:
+    code, out, err = cli("certify", run_folder, "--n", 9, "--max", 3)
+    assert code == 0
+    assert err.count("warning: n = 9 samples cannot reach alpha = 0.001") == 1
+    assert "abstained 100.0%" in out
+
+
+def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
+    from covprop.train.checkpoint import save_weights
+
+    model = Run(run_folder).load_model()
+    with torch.no_grad():
+        model[1].linear2.bias[4] = torch.nan
+    save_weights(run_folder / "model.safetensors", model)
+    code, out, _ = cli("certify", run_folder, *QUICK)
+    assert code == 0
+    assert "returned NaN on 8 images" in out
+    path = run_folder / "certify_sigma_0.25.tsv"
+    assert all(row["nan"] == 400 and row["predict"] == -1 for row in journal(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "no run folder or checkpoint nowhere"),
+        (["{run}", "--arch", "lenet"], "--arch is for checkpoint files"),
+        (["{run}", "--sigma", "-1"], "sigma is a positive number"),
+        (["{run}", "--alpha", "2"], "alpha is a probability"),
+        (["{run}", "--skip", "0"], "--skip and --max are at least 1"),
+        (["{run}", "--out", "log"], "a file ending in .tsv"),
+        (["{run}", "--device", "tpu"], 'no device "tpu"'),
+        (["{run}", "--split", "validation"], 'choose "train" or "test"'),
+        (["{run}", "--at-least", "5"], "out of reach"),
+        (["{run}", "--delta", "0.1", "--at-least", "0.1"], "either delta or at_least"),
+        (["{weights}"], "add --dataset with one of digits"),
+        (["{weights}", "--dataset", "digit"], 'did you mean "digits"'),
+        (["{weights}", "--dataset", "digits"], "add --arch"),
+        (["{weights}", "--dataset", "digits", "--arch", "cnn9"], "at least 28×28"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    cli: Cli, run_folder: Path, words: list[str], message: str
+) -> None:
+    places = {"run": run_folder, "weights": run_folder / "model.safetensors"}
+    code, out, err = cli("certify", *(word.format(**places) for word in words))
+    assert code == 2
+    assert message in err
+    assert err.startswith("covprop: ")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not list(run_folder.glob("*.tsv"))
+
+
+def test_a_checkpoint_file(cli: Cli, tmp_path: Path) -> None:
+    from covprop.models import build
+
+    torch.manual_seed(0)
+    net = build("lenet", num_classes=10, image_shape=(1, 8, 8))
+    path = tmp_path / "net.pth"
+    torch.save({"net": net.state_dict(), "epoch": 3}, path)
+    words = ("certify", path, "--arch", "lenet", "--dataset", "digits", *QUICK)
+    code, _, err = cli(*words)
+    assert code == 2
+    assert "add --sigma" in err
+    assert cli(*words, "--sigma", 0.12)[0] == 0
+    assert len(table(tmp_path / "net.certify_sigma_0.12.tsv")) == 9
+
+
+def test_images_in_class_folders(cli: Cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        folder = tmp_path / "photos" / "val" / name
+        folder.mkdir(parents=True)
+        (tmp_path / "photos" / "train" / name).mkdir(parents=True)
+        for place in (folder, tmp_path / "photos" / "train" / name):
+            for i in range(2):
+                pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(
+        f'[data]\nname = "{tmp_path / "photos"}"\nnum_classes = 2\nimage_shape = [3, 224, 224]\n'
+        '[model]\nname = "lenet"\nwidth = 1\n[noise]\nsigma = 0.5\n'
+    )
+    from covprop.models import build
+    from covprop.train.checkpoint import save_weights
+
+    net = build("lenet", num_classes=2, image_shape=(3, 224, 224), width=1)
+    save_weights(run / "model.safetensors", net)
+    code, _, err = cli("certify", run, "--n", 50, "--n0", 16)
+    assert code == 0, err
+    assert [row[:2] for row in table(run / "certify_sigma_0.5.tsv")[1:]] == [
+        ["0", "0"],
+        ["1", "0"],
+        ["2", "1"],
+        ["3", "1"],
+    ]

@@ -1,0 +1,64 @@
+"""`covprop predict` on a data set and on image files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from covprop import data
+from covprop.certify import predict
+from covprop.run import Run
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
+    code, out, err = cli("predict", run_folder, "--n", 200, "--max", 10)
+    assert code == 0, err
+    path = run_folder / "predict_sigma_0.25.tsv"
+    digits = data.load("digits", "test")
+    expected = predict(
+        Run(run_folder).load_model(), digits.images[:10].float() / 255, sigma=0.25, n=200
+    )
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    assert rows[0] == ["idx", "label", "predict", "correct", "time"]
+    assert [int(row[2]) for row in rows[1:]] == expected.prediction.tolist()
+    correct = (expected.prediction == digits.labels[:10]).double().mean()
+    assert f"10 images, accuracy {correct:.3f}" in out
+    before = path.read_bytes()
+    assert cli("predict", run_folder, "--n", 200, "--max", 10)[0] == 0
+    assert path.read_bytes() == before
+
+
+def test_image_files(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    digits = data.load("digits", "test")
+    paths = []
+    for i in range(2):
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(digits.images[i, 0].numpy()).save(paths[-1])
+    code, out, err = cli("predict", run_folder, *paths, "--n", 300)
+    assert code == 0, err
+    expected = predict(
+        Run(run_folder).load_model(), digits.images[:2].float() / 255, sigma=0.25, n=300
+    )
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert [int(line[1]) for line in lines] == expected.prediction.tolist()
+    assert [line[3] for line in lines] == [f"{c} of 300 samples" for c in expected.count.tolist()]
+    assert not list(run_folder.glob("*.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [((9, 8), "is 8×9 pixels, but the model takes 8×8"), (None, "as an image")]
+)
+def test_pictures_that_do_not_fit(
+    cli: Cli, run_folder: Path, tmp_path: Path, size: tuple[int, int] | None, message: str
+) -> None:
+    path = tmp_path / "x.png"
+    if size:
+        Image.new("L", size).save(path)
+    else:
+        path.write_text("no picture")
+    code, _, err = cli("predict", run_folder, path, "--n", 100)
+    assert code == 2
+    assert message in err
