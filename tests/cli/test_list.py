@@ -1,0 +1,36 @@
+"""`covprop list` shows what the registries hold."""
+
+import pytest
+from typer.testing import CliRunner
+
+from covprop.cli import app
+from covprop.data import DATASETS
+from covprop.methods import METHODS
+from covprop.models import MODELS
+from covprop.train import shipped
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("recipes", shipped()),
+        ("methods", METHODS),
+        ("models", MODELS),
+        ("datasets", DATASETS),
+        ("rules", ["nn.Conv2d", "nn.Linear", "nn.ReLU", "F.relu", "nn.AvgPool2d"]),
+    ],
+)
+def test_everything_is_listed(kind: str, names: list[str]) -> None:
+    result = CliRunner().invoke(app, ["list", kind])
+    assert result.exit_code == 0
+    listed = [line.split()[0] for line in result.output.splitlines()]
+    assert set(names) <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_options_are_shown_with_their_defaults() -> None:
+    assert "[samples=1]" in CliRunner().invoke(app, ["list", "methods"]).output
+
+
+def test_an_unknown_kind_is_a_usage_error() -> None:
+    assert CliRunner().invoke(app, ["list", "recipe"]).exit_code == 2

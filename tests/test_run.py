@@ -1,0 +1,74 @@
+"""A run folder as later stages read it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from covprop import models
+from covprop.errors import InvalidInput
+from covprop.run import Run
+from covprop.train import checkpoint
+from covprop.train.recipe import dumps
+
+CONFIG = {
+    "data": {"name": "digits", "num_classes": 10, "image_shape": [1, 8, 8]}
+    | {"mean": [0.3], "std": [0.4]},
+    "model": {"name": "lenet", "width": 2},
+    "noise": {"sigma": 0.25},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.toml").write_text(dumps(CONFIG))
+    return tmp_path
+
+
+def _net(width: int = 2) -> torch.nn.Module:
+    return models.build(
+        "lenet", num_classes=10, image_shape=(1, 8, 8), mean=[0.3], std=[0.4], width=width
+    )
+
+
+def test_the_model_comes_back(folder: Path) -> None:
+    net = _net().eval()
+    checkpoint.save_weights(folder / "model.safetensors", net)
+    run = Run(folder)
+    model = run.load_model()
+    x = torch.rand(3, 1, 8, 8)
+    assert not model.training
+    assert torch.equal(model(x), net(x))
+    assert (run.sigma, run.num_classes, run.image_shape) == (0.25, 10, (1, 8, 8))
+    assert len(run.load_data("test")) == 360
+    assert run.config == CONFIG
+
+
+def test_weights_of_another_model_are_one_sentence(folder: Path) -> None:
+    checkpoint.save_weights(folder / "model.safetensors", _net(width=3))
+    with pytest.raises(InvalidInput, match=r"model\.safetensors belongs to another model"):
+        Run(folder).load_model()
+
+
+def test_no_run_here(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no config\.toml"):
+        Run(tmp_path)
+    with pytest.raises(InvalidInput, match="There is no run folder"):
+        Run(tmp_path / "none")
+
+
+def test_no_weights_yet(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match="no weights"):
+        Run(folder).load_model()
+
+
+def test_a_recipe_is_not_yet_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(dumps({"data": {"name": "digits"}}))
+    with pytest.raises(InvalidInput, match=r"lacks data\.num_classes"):
+        Run(tmp_path).load_model()
+
+
+def test_metrics_without_a_torn_line(folder: Path) -> None:
+    assert Run(folder).metrics() == []
+    (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
+    assert Run(folder).metrics() == [{"epoch": 1}, {"epoch": 2}]

@@ -1,0 +1,72 @@
+"""A run folder is claimed, continued or refused, and nothing in it is lost."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from covprop.errors import CovpropError, InvalidInput
+from covprop.train import folder
+
+CONFIG = {"noise": {"sigma": 0.25}, "train": {"epochs": 3, "device": "cpu"}}
+
+
+def test_the_same_config_may_come_again(tmp_path: Path) -> None:
+    folder.claim(tmp_path, CONFIG)
+    folder.claim(tmp_path, CONFIG)
+    folder.claim(tmp_path, CONFIG | {"train": {"epochs": 3, "device": "cuda"}})
+    assert folder.read_config(tmp_path / "config.toml") == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"noise": {"sigma": 0.5}, "train": CONFIG["train"]}, r"noise\.sigma is 0\.25, and now"),
+        ({"noise": CONFIG["noise"], "train": {"device": "cpu"}}, r"train\.epochs is 3.* unset"),
+        (CONFIG | {"weighting": {"name": "radius"}}, r"weighting\.name is unset"),
+    ],
+)
+def test_a_different_config_is_refused_by_key(
+    tmp_path: Path, other: dict[str, dict[str, object]], message: str
+) -> None:
+    folder.claim(tmp_path, CONFIG)
+    before = (tmp_path / "config.toml").read_bytes()
+    with pytest.raises(InvalidInput, match=message):
+        folder.claim(tmp_path, other)
+    assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "state.pt").write_bytes(b"precious")
+    with pytest.raises(InvalidInput, match=r"no config\.toml"):
+        folder.claim(tmp_path, CONFIG)
+    assert (tmp_path / "state.pt").read_bytes() == b"precious"
+
+
+def test_a_damaged_config(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[train")
+    with pytest.raises(InvalidInput, match="not valid TOML"):
+        folder.claim(tmp_path, CONFIG)
+    (tmp_path / "config.toml").write_text("train = 1")
+    with pytest.raises(InvalidInput, match="sections only"):
+        folder.claim(tmp_path, CONFIG)
+
+
+def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CovpropError, match="--out"):
+        folder.make(tmp_path / "file" / "run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(CovpropError, match=r"Permission denied.*--out"):
+            folder.make(tmp_path / "run")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_nothing_is_moved_aside_where_nothing_is(tmp_path: Path) -> None:
+    assert folder.move_aside(tmp_path / "none") is None

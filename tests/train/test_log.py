@@ -1,0 +1,86 @@
+"""What a run says on a terminal, off a terminal and in its files."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from covprop.errors import CovpropError
+from covprop.train.log import Board, Log, Metrics, Row, sentence
+
+ROW: Row = {
+    "epoch": 2,
+    "loss": 0.51234,
+    "train_accuracy": 0.9,
+    "estimated_radius": 0.25,
+    "lr": 0.01,
+    "seconds": 12.0,
+    "images_per_second": 1000.0,
+}
+
+
+def test_a_row_in_words() -> None:
+    text = sentence(ROW | {"test_accuracy_noisy": 0.8, "test_accuracy_clean": 0.85})
+    assert text == (
+        "epoch 2: loss 0.5123, train accuracy 0.900, test accuracy 0.800 under noise, "
+        "0.850 clean, estimated radius 0.250, lr 0.01, 1000 images/s, 12.0 s"
+    )
+    assert "radius" not in sentence(ROW | {"estimated_radius": None})
+
+
+def test_metrics_keep_the_rows_that_count(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, keep=0)
+    assert path.read_text() == ""
+    first.append(ROW)
+    first.append(ROW | {"epoch": 3})
+    again = Metrics(path, keep=1)
+    again.append(ROW | {"epoch": 7})
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [2, 7]
+
+
+def test_a_terminal_gets_a_bar_with_everything() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=160)
+    log = Log(console, epochs=4, steps=10, done=10)
+    log.step(15, 1, ROW)
+    log.say("epoch over")
+    log.close()
+    text = out.getvalue()
+    for part in ("epoch 2/4", "loss 0.512", "acc 0.900", "est. radius 0.250", "1000 images/s"):
+        assert part in text
+    assert "epoch over" in text
+
+
+def test_a_file_gets_plain_lines_only() -> None:
+    out = io.StringIO()
+    log = Log(Console(file=out, width=20), epochs=4, steps=10, done=0)
+    log.step(5, 0, ROW)
+    log.say(sentence(ROW))
+    log.close()
+    assert out.getvalue() == sentence(ROW) + "\n"
+
+
+def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(None, epochs=1, steps=1, done=0)
+    log.step(1, 0, ROW)
+    log.say("nothing")
+    log.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(CovpropError, match=r"covprop\[tensorboard\]"):
+        Board(tmp_path, 0)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = Board(tmp_path, 0)
+    board.add(ROW)
+    board.close()
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -1,0 +1,308 @@
+"""The loop: exact to resume, honest when it fails, and what it computes is what is asked."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from covprop import data, methods, models, noise
+from covprop.errors import CovpropError, InvalidInput
+from covprop.run import Run
+from covprop.train import Diverged, Interrupted, Recipe, checkpoint, train
+from covprop.train.loop import Trainer
+from covprop.train.optimize import optimizer
+from covprop.train.schedule import lr_at
+
+Make = Callable[..., Recipe]
+
+TIMES = ("seconds", "images_per_second")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return Run(folder).load_model().state_dict()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    left, right = weights(one), weights(two)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[k], right[k]) for k in left)
+    assert rows(one) == rows(two)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ctrl-C arrives during the given step of this process."""
+    step, count = Trainer._train_step, [0]
+
+    def counted(self: Trainer, batch: data.Batch) -> None:
+        step(self, batch)
+        count[0] += 1
+        if count[0] == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "_train_step", counted)
+
+
+def test_a_run_is_the_textbook_loop(tmp_path: Path, tiny: Make) -> None:
+    """The same weights from a loop written out here, with none of the trainer's code."""
+    recipe = tiny(epochs=2, weight_decay=0.01, clip_norm=0.5)
+    train(recipe, tmp_path / "run")
+    images = data.load("digits", "train")
+    torch.manual_seed(noise.seed_of(0, "weights"))
+    net = models.build(
+        "lenet", num_classes=10, image_shape=(1, 8, 8), mean=images.mean, std=images.std, width=2
+    )
+    adam = optimizer(net, recipe.train)
+    losses = []
+    for epoch in range(2):
+        for step, (_, x, y) in enumerate(
+            data.batches(images, 200, epoch=epoch, seed=0, device="cpu", drop_last=True)
+        ):
+            adam.param_groups[0]["lr"] = lr_at(recipe.train, epoch * 7 + step, 7)
+            generator = torch.Generator().manual_seed(noise.seed_of(0, "noise", epoch, step))
+            noisy = x + 0.25 * torch.randn(x.shape, generator=generator)
+            loss = F.cross_entropy(net(noisy), y)
+            adam.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            adam.step()
+            losses.append(loss.item())
+    trained = weights(tmp_path / "run")
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(trained[name], value)
+    assert [row["loss"] for row in rows(tmp_path / "run")] == pytest.approx(
+        [sum(losses[:7]) / 7, sum(losses[7:]) / 7], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "gaussian", "ema": 0.9, "optimizer": "sgd"},
+        {"method": {"name": "radius", "estimator": "calibrated", "weight": 0.5}},
+        {"method": "consistency", "weighting": {"name": "radius", "from_epoch": 0}},
+        {"method": {"name": "smoothadv", "steps": 1}, "precision": "bf16", "channels_last": True},
+    ],
+    ids=["ema", "calibrated", "weighted", "bf16"],
+)
+def test_stopped_and_continued_is_the_same_run(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    recipe = tiny(**options)
+    train(recipe, tmp_path / "whole")
+    for steps in (3, 4, 1):  # within an epoch, at its last step, right after it
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            with pytest.raises(Interrupted) as stopped:
+                train(recipe, tmp_path / "parts")
+            assert stopped.value.signum == signal.SIGINT
+    train(recipe, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_killed_at_random_moments_is_the_same_run(tmp_path: Path, tiny: Make) -> None:
+    """SIGKILL, which no code can catch, while a checkpoint is written after every step."""
+    import multiprocessing
+    import random
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["covprop.train", "sklearn.datasets", "torch._dynamo"])
+    recipe = tiny(
+        {"name": "gaussian", "samples": 2},
+        {"name": "radius", "from_epoch": 1},
+        epochs=3,
+        ema=0.9,
+        checkpoint_minutes=0,
+    )
+
+    def start(out: str) -> Any:
+        process = context.Process(target=train, args=(recipe, tmp_path / out))
+        process.start()
+        return process
+
+    whole = start("whole")
+    whole.join(60)
+    assert whole.exitcode == 0
+    chance, kills = random.Random(0), 0
+    while kills < 5:
+        before = _state(tmp_path / "parts")
+        process = start("parts")
+        # Wait for the first new checkpoint, so that every kill lands in the midst of training.
+        while _state(tmp_path / "parts") == before and process.is_alive():
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.05))
+        process.kill()
+        process.join(60)
+        if process.exitcode == 0:
+            break
+        kills += 1
+    last = start("parts")
+    last.join(60)
+    assert last.exitcode == 0
+    assert kills >= 2
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def _state(out: Path) -> tuple[int, int]:
+    try:
+        found = (out / "state.pt").stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
+
+
+def test_rows_after_the_checkpoint_are_dropped(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row can be on the disk when its checkpoint is not: it will be written again."""
+    train(tiny(), tmp_path / "whole")
+    stop_after(monkeypatch, 9)
+    with pytest.raises(Interrupted):
+        train(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "loss": 0}\n{"epoch": 3, "lo')
+    train(tiny(), tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path, tiny: Make) -> None:
+    train(tiny(), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    train(tiny(), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert len(rows(tmp_path)) == 2
+
+
+def test_another_recipe_is_refused_and_restart_keeps_the_old_run(
+    tmp_path: Path, tiny: Make
+) -> None:
+    out = tmp_path / "run"
+    train(tiny(), out)
+    with pytest.raises(InvalidInput, match=r"train\.lr is 0\.01, and now it is 0\.02"):
+        train(tiny(lr=0.02), out)
+    train(tiny(checkpoint_minutes=1), out)
+    before = (out / "model.safetensors").read_bytes()
+    train(tiny(lr=0.02), out, restart=True)
+    assert (tmp_path / "run.old-1" / "model.safetensors").read_bytes() == before
+    assert (out / "model.safetensors").read_bytes() != before
+    train(tiny(lr=0.03), out, restart=True)
+    assert (tmp_path / "run.old-2").is_dir()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 1e30, "optimizer": "sgd"}, {"max_loss": 1e-3}],
+    ids=["not a number", "too large"],
+)
+def test_divergence_keeps_the_last_good_checkpoint(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    recipe = tiny(**options)
+    with pytest.raises(Diverged, match="no checkpoint yet"):
+        train(recipe, tmp_path / "fresh")
+    assert not (tmp_path / "fresh" / "state.pt").exists()
+
+    def good_until_epoch_two(self: Trainer, loss: float | None) -> None:
+        if self.epoch == 1 and self.step == 3:
+            raise self._diverged(loss)
+
+    recipe = tiny(checkpoint_minutes=0)
+    monkeypatch.setattr(Trainer, "_check_weights", good_until_epoch_two)
+    with pytest.raises(Diverged, match=r"epoch 2 at step 3 .* last good checkpoint"):
+        train(recipe, tmp_path / "run")
+    state = checkpoint.load_state(tmp_path / "run" / "state.pt")
+    assert (state["epoch"], state["step"]) == (1, 2)
+    assert all(v.isfinite().all() for v in state["model"].values())
+
+
+def test_the_average_is_what_is_saved(tmp_path: Path, tiny: Make) -> None:
+    train(tiny(ema=0.9), tmp_path)
+    state = checkpoint.load_state(tmp_path / "state.pt")
+    saved = weights(tmp_path)
+    assert all(torch.equal(saved[k], v) for k, v in state["average"].items())
+    assert any(not torch.equal(saved[k], v) for k, v in state["model"].items())
+
+
+def test_weights_multiply_the_loss_of_each_image(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all weights 0 nothing is learned; the weights get every image's radius and place."""
+    seen: list[torch.Tensor] = []
+
+    def of(self: methods.RadiusWeights, index: torch.Tensor, epoch: int) -> torch.Tensor:
+        assert self.radius[index].isfinite().all()
+        seen.append(index)
+        return torch.zeros(len(index))
+
+    monkeypatch.setattr(methods.RadiusWeights, "of", of)
+    train(tiny(weighting={"name": "radius"}, epochs=1, weight_decay=0), tmp_path)
+    assert len(torch.cat(seen).unique()) == 1400
+    assert rows(tmp_path)[0]["loss"] == 0
+    torch.manual_seed(noise.seed_of(0, "weights"))
+    fresh = models.build("lenet", num_classes=10, image_shape=(1, 8, 8), width=2)
+    assert torch.equal(weights(tmp_path)["1.linear2.weight"], fresh.linear2.weight)
+
+
+def test_a_full_disk_in_the_midst_of_a_run(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny(), tmp_path / "whole")
+    replace, count = os.replace, [0]
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == "state.pt":
+            count[0] += 1
+            if count[0] == 4:
+                raise OSError(28, os.strerror(28))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    recipe = tiny(checkpoint_minutes=0)
+    with pytest.raises(CovpropError, match=r"No space left on device.* free some space"):
+        train(recipe, tmp_path / "run")
+    assert checkpoint.load_state(tmp_path / "run" / "state.pt")["step"] == 3
+    train(recipe, tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_evaluation_only_when_asked_and_at_the_end(tmp_path: Path, tiny: Make) -> None:
+    train(tiny(epochs=3, eval_every=2), tmp_path / "two")
+    assert ["test_accuracy_clean" in row for row in rows(tmp_path / "two")] == [False, True, True]
+    train(tiny(epochs=2, eval_every=0), tmp_path / "none")
+    assert ["test_accuracy_clean" in row for row in rows(tmp_path / "none")] == [False, True]
+    model, test = Run(tmp_path / "two").load_model(), data.load("digits", "test")
+    batch = next(data.batches(test, len(test), epoch=0, seed=0, device="cpu", shuffle=False))
+    right = (model(batch.x).argmax(1) == batch.y).double().mean().item()
+    assert rows(tmp_path / "two")[-1]["test_accuracy_clean"] == pytest.approx(right)
+
+
+def test_batches_that_do_not_fit(tmp_path: Path, tiny: Make) -> None:
+    with pytest.raises(InvalidInput, match="more than the 1437 training images"):
+        train(tiny(batch_size=2000), tmp_path)
+    assert not (tmp_path / "config.toml").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+def test_compiled_is_the_same_up_to_rounding(tmp_path: Path, tiny: Make) -> None:
+    pytest.importorskip("torch._inductor")
+    if os.environ.get("COVPROP_COMPILE") != "1":
+        pytest.skip("compiling takes half a minute; set COVPROP_COMPILE=1")
+    train(tiny(epochs=1), tmp_path / "plain")
+    train(tiny(epochs=1, compile=True), tmp_path / "compiled")
+    one, two = weights(tmp_path / "plain"), weights(tmp_path / "compiled")
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
