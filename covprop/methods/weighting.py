@@ -61,13 +61,14 @@ class WithRadius:
 class RadiusWeights:
     """One weight an image, from its estimated radius averaged over epochs.
 
-    r ← momentum · r + (1 − momentum) · radius each time an image is seen, and with m the mean of
-    max(r, 0) over all images seen,
+    r ← momentum · r + (1 − momentum) · radius each time an image is seen, and with m the mean of r
+    over all images seen,
 
         weight = clip(r / m, low, high), or 0 where r < drop_below · m.
 
     The radius is signed: negative where the label loses. Before `from_epoch`, and as long as m is
-    0, every weight is 1.
+    not positive, every weight is 1: a network that is mostly wrong must not drop what it has yet
+    to learn.
 
     Args:
         count: images in the training set.
@@ -78,9 +79,9 @@ class RadiusWeights:
 
     Example:
         >>> weights = RadiusWeights(3, from_epoch=0)
-        >>> weights.update(torch.tensor([0, 1, 2]), torch.tensor([1.0, 0.2, -1.0]), epoch=0)
+        >>> weights.update(torch.tensor([0, 1, 2]), torch.tensor([2.0, 0.4, -0.9]), epoch=0)
         >>> weights.of(torch.tensor([0, 1, 2]), epoch=0)
-        tensor([2.0000, 0.5000, 0.0000])
+        tensor([2.0000, 0.8000, 0.0000])
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class RadiusWeights:
         r = self.radius[index.to(self.radius.device)]
         if epoch < self.from_epoch:
             return torch.ones_like(r)
-        mean = self.radius.clamp_min(0).nanmean()  # nan while nothing was seen
+        mean = self.radius.nanmean()  # nan while nothing was seen
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
         return torch.where((mean > 0) & ~r.isnan(), weight, 1.0)

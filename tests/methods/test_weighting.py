@@ -1,0 +1,135 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput, UnsupportedModel
+from covprop.methods import Consistency, Gaussian, Losses, Radius, RadiusWeights, WithRadius
+from covprop.propagate.propagator import Propagator
+
+SHAPE = (1, 6, 6)
+ALL = torch.arange(6)
+
+
+def _by_hand(radii: list[float], low: float, high: float, drop_below: float) -> list[float]:
+    mean = sum(radii) / len(radii)
+    weights = []
+    for r in radii:
+        share = r / mean
+        weights.append(0.0 if share < drop_below else min(max(share, low), high))
+    return weights
+
+
+def test_weights_by_hand() -> None:
+    weights = RadiusWeights(6, from_epoch=0)
+    radii = [0.9, 0.5, 0.02, -0.05, -0.4, 0.3]
+    weights.update(ALL, torch.tensor(radii), epoch=0)
+    expected = torch.tensor(_by_hand(radii, 0.1, 2.0, -0.3))
+    assert expected[[2, 3, 4]].tolist() == pytest.approx([0.1, 0.1, 0.0])  # clipped, kept, dropped
+    torch.testing.assert_close(weights.of(ALL, epoch=0), expected)
+
+
+def test_radii_are_averaged_over_epochs() -> None:
+    weights = RadiusWeights(3, momentum=0.6)
+    for epoch, radius in enumerate([1.0, 2.0, 0.0]):
+        weights.update(torch.tensor([1]), torch.tensor([radius]), epoch)
+    assert weights.radius[1].item() == pytest.approx(0.6 * (0.6 * 1.0 + 0.4 * 2.0) + 0.4 * 0.0)
+    assert weights.radius[[0, 2]].isnan().all()
+
+
+def test_ones_before_their_epoch_and_while_most_labels_lose() -> None:
+    weights = RadiusWeights(3, from_epoch=2)
+    index = torch.arange(3)
+    weights.update(index, torch.tensor([1.0, 0.1, -0.5]), epoch=0)
+    assert weights.of(index, epoch=1).tolist() == [1.0, 1.0, 1.0]
+    assert weights.of(index, epoch=2).tolist() != [1.0, 1.0, 1.0]
+    losing = RadiusWeights(3, from_epoch=0)
+    losing.update(index, torch.tensor([0.1, -0.1, -1.0]), epoch=0)
+    assert losing.of(index, epoch=5).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_unseen_images_and_infinite_radii_do_no_harm() -> None:
+    weights = RadiusWeights(4, from_epoch=0)
+    assert weights.of(torch.arange(4), epoch=0).tolist() == [1.0] * 4
+    weights.update(torch.arange(3), torch.tensor([1.0, math.inf, math.nan]), epoch=0)
+    assert weights.of(torch.arange(4), epoch=0).tolist() == [1.0] * 4
+    weights.update(torch.arange(3), torch.tensor([1.0, 0.5, -math.inf]), epoch=1)
+    assert weights.radius[:2].tolist() == [1.0, 0.5]
+
+
+def test_state_goes_through_a_checkpoint() -> None:
+    weights, other = RadiusWeights(6, from_epoch=0), RadiusWeights(6, from_epoch=0)
+    weights.update(ALL, torch.rand(6), epoch=0)
+    other.load_state_dict(weights.state_dict())
+    torch.testing.assert_close(other.of(ALL, 0), weights.of(ALL, 0), rtol=0, atol=0)
+    with pytest.raises(InvalidInput, match="radii of 6 training images, but the data has 5"):
+        RadiusWeights(5).load_state_dict(weights.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options", [{"momentum": 1.0}, {"low": 1.5}, {"high": 0.5}, {"low": -1.0}, {"drop_below": 0.1}]
+)
+def test_options_out_of_range_are_refused(options: dict) -> None:
+    with pytest.raises(InvalidInput, match=r"weighting\."):
+        RadiusWeights(3, **options)
+
+
+def test_any_method_gets_a_radius_from_its_noisy_logits(
+    net: nn.Module, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    plain = Consistency(sigma=0.25)
+    method = WithRadius(plain, 0.25, SHAPE)
+    losses = method(net, x, y, epoch=0, generator=torch.Generator().manual_seed(0))
+    alone = plain(net, x, y, epoch=0, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(losses.per_sample, alone.per_sample, rtol=0, atol=0)
+    assert losses.radius is not None
+    cov = Propagator(net, 0.25, SHAPE)(x).cov.detach()
+    for i, label in enumerate(y.tolist()):
+        rest = [c for c in range(4) if c != label]
+        other = max(rest, key=lambda c: losses.logits[i, c].item())
+        variance = cov[label, label] + cov[other, other] - 2 * cov[label, other]
+        gap = losses.logits[i, label] - losses.logits[i, other]
+        torch.testing.assert_close(losses.radius[i], 0.25 * gap / variance.sqrt())
+    wrong = losses.logits.argmax(1) != y
+    assert (losses.radius[wrong] < 0).all()
+    assert (losses.radius[~wrong] > 0).all()
+
+
+def test_a_radius_of_the_method_itself_is_kept(
+    net: nn.Module, batch: tuple[Tensor, Tensor]
+) -> None:
+    own = Radius(sigma=0.25, input_shape=SHAPE, estimator="linearized", mean="noisy")
+    both = WithRadius(own, 0.25, SHAPE)
+    expected = own(net, *batch, epoch=0, generator=torch.Generator().manual_seed(0)).radius
+    found = both(net, *batch, epoch=0, generator=torch.Generator().manual_seed(0)).radius
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_state_of_the_wrapped_method_passes_through() -> None:
+    inner = Radius(sigma=0.25, input_shape=SHAPE)
+    outer = WithRadius(inner, 0.25, SHAPE)
+    state = {"variances": {}, "calibrations": 3, "r_max": None, "measured": 2}
+    outer.load_state_dict(state)
+    assert outer.state_dict() == state
+    plain = WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE)
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+
+
+def test_a_model_without_rules_is_named(batch: tuple[Tensor, Tensor]) -> None:
+    net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 4))
+    method = WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE)
+    with pytest.raises(UnsupportedModel):
+        method(net, *batch, epoch=0, generator=torch.Generator())
+
+
+def test_weighted_loss_drops_mislabelled_images(net: nn.Module) -> None:
+    """Weights make a batch's loss ignore an image whose label loses clearly."""
+    losses = Losses(torch.tensor([1.0, 1.0]), torch.zeros(2, 4), torch.tensor([1.0, -0.8]))
+    weights = RadiusWeights(2, from_epoch=0)
+    index = torch.tensor([0, 1])
+    assert losses.radius is not None
+    weights.update(index, losses.radius, epoch=0)
+    assert (losses.per_sample * weights.of(index, epoch=0)).tolist() == [2.0, 0.0]
