@@ -1,12 +1,15 @@
-"""The moment-ReLU as one differentiable operation, chosen by device.
+"""The moment-ReLU as one differentiable operation, by the fastest means at hand.
 
-`moments.py` is the reference in plain torch. `moment_relu` is what the propagation calls: a
-hand-written backward that keeps only the mean it was given, so a training step stores no more
-than it does for a plain ReLU.
+`moments.py` is the reference in plain torch, `triton_relu.py` the fused kernels for CUDA. Both
+keep only the mean they were given for the backward pass, so a training step stores no more than
+it does for a plain ReLU. Under torch.compile the plain version is taken, since the compiler fuses
+it with its neighbours; set `COVPROP_TRITON=0` to take it everywhere.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import Any
 
 import torch
@@ -15,12 +18,29 @@ from torch import Tensor
 from covprop.kernels.moments import normal_cdf, normal_pdf, relu_mean, standardise
 from covprop.layers import per_channel
 
+HAVE_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def use_triton(mean: Tensor, std: Tensor) -> bool:
+    """Whether the fused kernels apply: CUDA, channels last, outside of torch.compile."""
+    if not (HAVE_TRITON and mean.is_cuda and std.dtype == torch.float32):
+        return False
+    if torch.compiler.is_compiling() or os.environ.get("COVPROP_TRITON") == "0":
+        return False
+    from covprop.kernels.triton_relu import is_matrix
+
+    return is_matrix(mean)
+
 
 class _MomentReLU(torch.autograd.Function):
     """out = aμ + (1 − a)(μΦ(z) + sφ(z)), with ∂out/∂μ = a + (1 − a)Φ(z), ∂out/∂s = (1 − a)φ(z)."""
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
+        if use_triton(mean, std):
+            from covprop.kernels import triton_relu
+
+            return triton_relu.forward(mean, std, slope)
         wide, s = mean.to(std.dtype), per_channel(std, mean)
         out = relu_mean(wide, s)
         if slope:
@@ -35,6 +55,10 @@ class _MomentReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         mean, std = ctx.saved_tensors
+        if use_triton(mean, std) and not torch.is_grad_enabled():  # a second backward needs torch
+            from covprop.kernels import triton_relu
+
+            return *triton_relu.backward(mean, std, grad, ctx.slope), None
         wide = grad.to(std.dtype)
         z = standardise(mean.to(std.dtype), per_channel(std, mean))
         grad_mean = grad_std = None
@@ -52,3 +76,50 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
     The arithmetic is done in the precision of `std`; the result has that of `mean`.
     """
     return _MomentReLU.apply(mean, std, slope)
+
+
+class _TapSum(torch.autograd.Function):
+    """Σ_t W_t S W_tᵀ for a weight [o, t, i] and a symmetric S, in two matrix products each way.
+
+    With P = W S and G the gradient made symmetric: dW = 2·G P and dS = Σ_t W_tᵀ G W_t; P and W are
+    multiplied by G in one product. S and the result are symmetric, so only the symmetric part of
+    a gradient matters.
+    """
+
+    @staticmethod
+    def forward(weight: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        out, taps, inner = weight.shape
+        product = weight.reshape(out * taps, inner) @ cov
+        return product.view(out, -1) @ weight.reshape(out, -1).T, product.view(out, taps, inner)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if grad is None:
+            return None, None
+        weight, cov, product = ctx.saved_tensors
+        out, taps, inner = weight.shape
+        if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the inputs
+            product = weight @ cov
+        symmetric = 0.5 * (grad + grad.T)
+        grad_weight = grad_cov = None
+        if ctx.needs_input_grad[0]:
+            grad_weight = (2.0 * symmetric @ product.reshape(out, -1)).view(out, taps, inner)
+        if ctx.needs_input_grad[1]:
+            pulled = (symmetric @ weight.reshape(out, -1)).view(out * taps, inner)
+            grad_cov = weight.reshape(out * taps, inner).T @ pulled
+        return grad_weight, grad_cov
+
+
+def tap_sum(weight: Tensor, cov: Tensor) -> Tensor:
+    """Σ_t W_t Σ W_tᵀ over the taps of a weight [o, t, i], for a symmetric Σ."""
+    return _TapSum.apply(weight, cov)[0]

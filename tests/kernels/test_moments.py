@@ -11,7 +11,7 @@ from oracles import gaussian_expectation, normal_cdf
 from scipy import special
 from torch import Tensor
 
-from covprop.kernels import moment_relu
+from covprop.kernels import moment_relu, tap_sum
 from covprop.kernels.moments import (
     gelu_mean,
     gelu_variance,
@@ -177,3 +177,18 @@ def test_hermite_coefficients_rebuild_the_function() -> None:
     u = torch.linspace(-3, 3, 13, dtype=torch.float64)
     rebuilt = sum(c * h for c, h in zip(a, hermite(u, 6), strict=True))
     torch.testing.assert_close(rebuilt, layer(mean + std * u))
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+def test_tap_sum_gradcheck(out: int, taps: int, inner: int) -> None:
+    weight = torch.randn(out, taps, inner, dtype=torch.float64, requires_grad=True)
+    factor = torch.randn(inner, inner, dtype=torch.float64, requires_grad=True)
+
+    def run(weight: Tensor, factor: Tensor) -> Tensor:
+        return tap_sum(weight, factor @ factor.T)  # a covariance is symmetric
+
+    expected = torch.einsum("oti,ij,ptj->op", weight, factor @ factor.T, weight)
+    torch.testing.assert_close(run(weight, factor), expected)
+    # A symmetric read-out, as every later rule is.
+    assert torch.autograd.gradcheck(lambda w, f: (o := run(w, f)) + o.T, (weight, factor))
+    assert torch.autograd.gradgradcheck(lambda w, f: (o := run(w, f)) + o.T, (weight, factor))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.kernels import tap_sum
 from covprop.propagate.registry import Call, rule
 from covprop.propagate.settings import Settings
 
@@ -23,10 +24,9 @@ def sum_over_taps(cov: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
     Without groups these are two plain matrix products: [ot, i] @ [i, i], then [o, ti] @ [ti, o].
     A channels-last convolution weight has this layout in memory, so nothing is copied.
     """
-    out_channels, taps, in_channels = weight.shape
     if groups == 1:
-        product = (weight.reshape(out_channels * taps, in_channels) @ cov).view(out_channels, -1)
-        return product @ weight.reshape(out_channels, -1).T
+        return tap_sum(weight, cov)
+    out_channels, taps, in_channels = weight.shape
     grouped = weight.view(groups, out_channels // groups, taps, in_channels)
     blocks = cov.view(groups, in_channels, groups, in_channels)
     product = torch.einsum("goti,gihj->gothj", grouped, blocks)
