@@ -1,0 +1,78 @@
+"""Facts of the data meet the recipe."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from covprop import data, methods
+from covprop.errors import CovpropError, InvalidInput
+from covprop.train import Recipe
+from covprop.train.distributed import World
+from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
+
+Make = Callable[..., Recipe]
+
+
+def test_facts_are_filled_in(tiny: Make) -> None:
+    images = data.load("digits", "train")
+    options = with_facts(tiny(), images).data
+    assert (options.num_classes, options.image_shape) == (10, (1, 8, 8))
+    assert (options.mean, options.std) == (images.mean, images.std)
+
+
+def test_own_statistics_win_and_can_be_switched_off(tiny: Make) -> None:
+    images, recipe = data.load("digits", "train"), tiny()
+    own = dataclasses.replace(recipe.data, mean=(0.1,), std=(0.2,))
+    assert with_facts(dataclasses.replace(recipe, data=own), images).data.mean == (0.1,)
+    off = dataclasses.replace(own, normalize=False)
+    facts = with_facts(dataclasses.replace(recipe, data=off), images)
+    assert facts.data.mean is None
+    assert not any(key.startswith("0.mean") for key in build_model(facts).state_dict())
+
+
+def test_facts_that_contradict_the_data(tiny: Make) -> None:
+    recipe = tiny()
+    wrong = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, num_classes=7))
+    with pytest.raises(InvalidInput, match=r"data\.num_classes is 7 in the recipe, but 10"):
+        with_facts(wrong, data.load("digits", "train"))
+
+
+def test_a_batch_must_split_evenly(tiny: Make) -> None:
+    with pytest.raises(InvalidInput, match="over 3 processes; use 198"):
+        check_batch(tiny(), data.load("digits", "train"), World(0, 3, torch.device("cpu")))
+
+
+def test_seeds_choose_the_first_weights(tiny: Make) -> None:
+    images = data.load("digits", "train")
+    nets = [build_model(with_facts(tiny(seed=seed), images)) for seed in (0, 0, 1)]
+    one, same, other = (net.state_dict()["1.conv1.weight"] for net in nets)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_weights_need_a_radius_whatever_the_method(tiny: Make) -> None:
+    images, cpu = data.load("digits", "train"), torch.device("cpu")
+    recipe = with_facts(tiny(weighting={"name": "radius", "high": 3.0}), images)
+    method, weights = build_method(recipe, len(images), cpu)
+    assert isinstance(method, methods.WithRadius)
+    assert weights is not None
+    assert (weights.high, len(weights.radius)) == (3.0, 1437)
+    plain, none = build_method(with_facts(tiny(), images), len(images), cpu)
+    assert isinstance(plain, methods.Gaussian)
+    assert none is None
+
+
+def test_one_trainer_a_folder(tmp_path: Path, tiny: Make) -> None:
+    here = World(0, 1, torch.device("cpu"))
+    with claimed(tmp_path / "run", tiny(), False, here, None):
+        assert (tmp_path / "run" / "config.toml").exists()
+    with (
+        pytest.raises(CovpropError, match="unset"),
+        claimed(tmp_path / "run", tiny(weighting={"name": "radius"}), False, here, None),
+    ):
+        pass
+    with claimed(tmp_path / "run", tiny(), False, here, None):  # the refusal let go of the folder
+        pass

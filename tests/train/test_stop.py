@@ -1,0 +1,45 @@
+"""Signals leave a note first, and act the second time."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from covprop.train.stop import Interrupted, StopRequest
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_handlers_come_back(signum: int) -> None:
+    before = signal.getsignal(signum)
+    with StopRequest() as stop:
+        assert stop.signum == 0
+        os.kill(os.getpid(), signum)
+        assert stop.signum == signum
+    assert signal.getsignal(signum) is before
+
+
+def test_the_second_ctrl_c_acts_at_once() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_threads_that_may_not_catch_signals_can_train() -> None:
+    notes: list[int] = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            notes.append(stop.signum)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert notes == [0]
+
+
+def test_interrupted_ends_programs_that_do_not_know_it() -> None:
+    assert issubclass(Interrupted, KeyboardInterrupt)
+    assert not issubclass(Interrupted, Exception)
