@@ -9,6 +9,7 @@ from torch import nn
 import covprop.models as models
 from covprop.errors import InvalidInput
 from covprop.models import MODELS, build
+from covprop.propagate.propagator import Propagator
 
 CIFAR = {"num_classes": 10, "image_shape": (3, 32, 32)}
 
@@ -53,6 +54,34 @@ def test_every_model_takes_colour_and_grey_and_traces(name: str) -> None:
         x = torch.rand(2, *shape)
         assert net(x).shape == (2, 7)
         torch.testing.assert_close(torch.fx.symbolic_trace(net)(x), net(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_propagates_in_training_and_evaluation(name: str) -> None:
+    options = {"width": 4} if name != "cnn9" else {}
+    net = build(name, num_classes=7, image_shape=(3, 32, 32), mean=(0.5,) * 3, std=(0.2,) * 3,
+                **options)  # fmt: skip
+    prop = Propagator(net, sigma=0.25, input_shape=(3, 32, 32))
+    x = torch.rand(2, 3, 32, 32)
+    for mode in (True, False):
+        out = prop.train(mode)(x)
+        assert out.mean.shape == (2, 7)
+        assert out.mean.isfinite().all()
+        assert torch.linalg.eigvalsh(out.cov.double()).min() > -1e-5 * out.cov.abs().max()
+        assert torch.diagonal(out.cov).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "size"), [("none", 32), ("act", 32), ("none", 128), ("batch", 128)]
+)
+def test_every_norm_and_stem_propagates(norm: str, size: int) -> None:
+    shape = (3, size, size)
+    net = build("preact_resnet18", num_classes=7, image_shape=shape, width=4, norm=norm)
+    x = torch.rand(2, *shape)
+    net(x)  # act norm sets itself from its first batch
+    out = Propagator(net, sigma=0.25, input_shape=shape)(x)
+    assert out.mean.isfinite().all()
+    assert torch.diagonal(out.cov).min() > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
