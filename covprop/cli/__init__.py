@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from covprop.cli.bench import app as bench_app
 from covprop.cli.certify import certify
 from covprop.cli.data import app as data_app
 from covprop.cli.export import export
@@ -36,6 +37,7 @@ app.command("predict")(predict)
 app.command("export")(export)
 app.command("report")(report)
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 app.command("train")(train)
 app.command("list")(list_)
 
