@@ -81,6 +81,8 @@ def compiled(step: TrainingStep) -> Callable[[], None]:
     """Forward pass, loss and their backward by torch.compile."""
     if step.name == "linearized":
         raise Unavailable("torch.compile has no double backward")
+    if step.name == "calibrated":
+        raise Unavailable("what the method measures changes in every step, so it recompiles")
     torch.compiler.reset()
     step()  # a propagator is built at the first call, which is not for the compiler
     loss = torch.compile(step.loss, dynamic=False)
@@ -115,16 +117,27 @@ def _capture(step: TrainingStep, work: Callable[[], None]) -> Callable[[], None]
         raise Unavailable("CUDA graphs need a GPU")
     if step.name == "calibrated":
         raise Unavailable("the method reads a seed back to the host in every step")
+    return capture(work, step.optimizer, step.generator)
+
+
+def capture(
+    work: Callable[[], object],
+    optimizer: torch.optim.Optimizer | None = None,
+    generator: torch.Generator | None = None,
+) -> Callable[[], None]:
+    """`work` as one CUDA graph; all that it reads stays where it is."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(CAPTURE_WARMUP):
             work()
     torch.cuda.current_stream().wait_stream(side)
-    step.optimizer.zero_grad(set_to_none=True)
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
     memory.settle()  # from here on the peak is what the graph itself holds
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(step.generator)
+    if generator is not None:
+        graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         work()
     return graph.replay

@@ -111,6 +111,57 @@ def step(
     _finish(step_report(cells, subject, tricks, effort, facts), console, json, save, out)
 
 
+@app.command("layers")
+def layers(
+    model: Model = "preact_resnet18",
+    width: Width = None,
+    norm: Norm = None,
+    image: Image = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Repeatable.", show_default="64 and 256")
+    ] = None,
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="Also the covariance pass layer by layer.")
+    ] = False,
+    depth: Annotated[
+        bool, typer.Option(help="Also the covariance pass of PreActResNet-18, 34, 50 and 101.")
+    ] = True,
+    device: Device = "auto",
+    threads: Threads = None,
+    rounds: Rounds = None,
+    quick: Quick = False,
+    json: Json = None,
+    save: Save = False,
+    out: Out = None,
+) -> None:
+    """The passes of the propagation over a plain forward pass, memory, and cost by depth.
+
+    \b
+    covprop bench layers                          PreActResNet-18, batch 64 and 256
+    covprop bench layers --norm none --by-layer
+    covprop bench layers --model lenet --no-depth
+
+    The covariance pass does not depend on the images; "mean pass, Σ cached" is what inference
+    costs inside `with prop.frozen()`.
+    """
+    from covprop.bench import layers as bench
+    from covprop.bench import machine
+    from covprop.bench.layers_report import layers_report
+
+    subject, effort, console = _start(model, width, norm, image, device, threads, rounds, quick)
+    facts = machine.facts(subject.device)
+    batches = batch or ([4] if quick else [64, 256])
+    found = [bench.passes(subject, size, effort) for size in batches]
+    bytes_by_batch = {size: bench.memory_ratio(subject, size) for size in batches}
+    names = bench.DEPTHS[:2] if quick else bench.DEPTHS
+    # The networks of the family, with this one's image, width and norm.
+    family = subject if model in bench.DEPTHS else subject.but(channels=3, image=32, width=None)
+    depths = bench.depth(family, names, effort) if depth else []
+    each = bench.by_layer(subject, effort) if by_layer else []
+    report = layers_report(found, bytes_by_batch, depths, each, subject, facts)
+    _finish(report, console, json, save, out)
+
+
 def _start(
     model: str, width: int | None, norm: str | None, image: int | None, device: str,
     threads: int | None, rounds: int | None, quick: bool,

@@ -1,0 +1,180 @@
+"""The passes of the propagation against a plain forward pass: by batch, by layer and by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from covprop.bench.step import prepare
+from covprop.bench.subject import SIGMA, Subject
+from covprop.bench.timing import Effort, Timing, interleaved
+from covprop.bench.tricks import capture
+from covprop.propagate.propagator import Propagator
+
+FORWARD, SIGMA_PASS, MEAN_PASS, BOTH = (
+    "plain forward",
+    "covariance pass",
+    "mean pass, Σ cached",
+    "both passes",
+)
+CAPTURED = "covariance pass, captured"
+DEPTHS = ("preact_resnet18", "preact_resnet34", "preact_resnet50", "preact_resnet101")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes at one batch size, timed in turn."""
+
+    batch: int
+    times: dict[str, Timing]
+
+    def ratio(self, side: str) -> float:
+        return self.times[side].median / self.times[FORWARD].median
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The covariance pass of one network of a family."""
+
+    model: str
+    layers: int
+    flops: int
+    time: Timing
+
+
+@dataclass(frozen=True)
+class Fit:
+    """seconds = start + slope · layers by least squares, and the share of variance it explains."""
+
+    slope: float
+    start: float
+    r_squared: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The covariance pass through one step of the network."""
+
+    name: str
+    kind: str
+    channels: int
+    time: Timing
+
+
+def propagator(subject: Subject) -> Propagator:
+    """A propagator over the subject in eval mode."""
+    return Propagator(subject.build().eval(), SIGMA, subject.image_shape)
+
+
+@torch.no_grad()
+def passes(subject: Subject, batch: int, effort: Effort) -> Passes:
+    """Plain forward, covariance pass, mean pass with Σ cached, and both, in turn."""
+    prop = propagator(subject)
+    x, _ = subject.batch(batch)
+
+    def in_precision(work: Callable[[Tensor], object]) -> Callable[[], None]:
+        def run() -> None:
+            with torch.no_grad(), subject.autocast():
+                work(x)
+
+        return run
+
+    with propagator(subject).frozen() as cached:
+        sides: dict[str, Callable[[], object]] = {
+            FORWARD: in_precision(prop.model),
+            SIGMA_PASS: prop.covariances,
+            MEAN_PASS: in_precision(cached),
+            BOTH: in_precision(prop),
+        }
+        if subject.device.type == "cuda":
+            sides[CAPTURED] = capture(prop.covariances)
+        return Passes(batch, interleaved(sides, subject.device, effort))
+
+
+def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]:
+    """The covariance pass of networks of growing depth, in turn; captured on a GPU."""
+    props = {name: propagator(subject.but(model=name)) for name in names}
+    sides = {name: no_grad(prop.covariances) for name, prop in props.items()}
+    flops = {name: count_flops(side) for name, side in sides.items()}
+    if subject.device.type == "cuda":
+        with torch.no_grad():
+            sides = {name: capture(side) for name, side in sides.items()}
+    times = interleaved(sides, subject.device, effort)
+    return [Depth(name, weighted(props[name]), flops[name], times[name]) for name in names]
+
+
+def linear_fit(points: Sequence[Depth]) -> Fit:
+    """Time against the number of layers.
+
+    Example:
+        >>> t = lambda s: Timing(s, s, s, 1, 1)
+        >>> found = linear_fit([Depth("a", 10, 0, t(1.0)), Depth("b", 20, 0, t(2.0))])
+        >>> round(found.slope, 3), round(found.r_squared, 3)
+        (0.1, 1.0)
+    """
+    layers = np.array([point.layers for point in points], dtype=float)
+    seconds = np.array([point.time.median for point in points])
+    slope, start = np.polyfit(layers, seconds, 1)
+    left = seconds - (start + slope * layers)
+    spread = ((seconds - seconds.mean()) ** 2).sum()
+    explained = 1.0 - float((left**2).sum() / spread) if spread > 0 else 1.0
+    return Fit(float(slope), float(start), explained)
+
+
+@torch.no_grad()
+def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
+    """How long each step of the covariance pass takes by itself, all in turn."""
+    prop = propagator(subject)
+    steps, covs = prop.plan.steps, prop.covariances()
+    values: list[Any] = [None]
+    for step in steps:
+        values.append(step.run(values) if step.fixed else None)
+    noisy = {slot: step for slot, step in enumerate(steps, start=1) if step.rule is not None}
+    sides: dict[str, Callable[[], object]] = {
+        str(slot): no_grad(
+            partial(step.covariance, step.layer(values), covs, values, prop.settings)
+        )
+        for slot, step in noisy.items()
+    }
+    times = interleaved(sides, subject.device, replace(effort, sample_seconds=0.0))
+    found = []
+    for slot, step in noisy.items():
+        kind = type(step.target) if isinstance(step.target, nn.Module) else step.target
+        cov = covs[slot]
+        assert cov is not None
+        found.append(Layer(step.name, kind.__name__, len(cov), times[str(slot)]))
+    return found
+
+
+def memory_ratio(subject: Subject, batch: int) -> tuple[int, int]:
+    """Peak bytes of a plain training step, and of a `shared` one with gradient through Σ."""
+    plain, shared = (prepare(name, subject, batch, "eager").bytes for name in ("plain", "shared"))
+    return plain, shared
+
+
+def weighted(prop: Propagator) -> int:
+    """Convolutions and linear layers, the usual way to count a network's layers."""
+    weights = (getattr(step.target, "weight", None) for step in prop.plan.steps)
+    return sum(isinstance(weight, Tensor) and weight.ndim > 1 for weight in weights)
+
+
+def count_flops(work: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products and convolutions in `work`."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def no_grad(work: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return work()
+
+    return run
