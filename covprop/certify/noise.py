@@ -17,12 +17,12 @@ SELECT, ESTIMATE, PREDICT = "select", "estimate", "predict"
 
 
 def block_size(image_shape: tuple[int, ...]) -> int:
-    """Samples a block: 16 to 256, about 200,000 numbers.
+    """Samples a block: 16 to 256, about 65,536 pixels.
 
-    A forward pass on so many stays in a processor's cache, where a batch of 1,000 does not; and
-    since it depends on the image's shape alone, so do the blocks of a stream.
+    The feature maps of so many stay in a processor's cache, where those of a batch of 1,000 do
+    not; and since it depends on the image's shape alone, so do the blocks of a stream.
     """
-    return max(16, min(256, 200_000 // math.prod(image_shape)))
+    return max(16, min(256, 65_536 // math.prod(image_shape[1:])))
 
 
 class Streams:

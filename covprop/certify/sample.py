@@ -166,7 +166,9 @@ class Sampler:
             stage.square.index_add_(0, owner, p * p)
 
     def _logits(self, noisy: Tensor) -> Tensor:
-        noisy = noisy.contiguous(memory_format=self.memory_format)
+        if self.channels_last:
+            # `contiguous` would leave images of one channel as they are, and the layers with them.
+            noisy = torch.empty_like(noisy, memory_format=torch.channels_last).copy_(noisy)
         if self.dtype in (None, torch.float32):
             return self.model(noisy).float()
         with torch.autocast(self.device.type, dtype=self.dtype):
@@ -180,13 +182,11 @@ class Sampler:
         cannot, and then gets ordinary ones.
         """
         sample = self.x.new_zeros(2, *self.x.shape[1:])
-        self.memory_format = torch.contiguous_format
-        if self.device.type == "cpu" or self.dtype not in (None, torch.float32):
-            self.memory_format = torch.channels_last
+        self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
         except RuntimeError:
-            self.memory_format = torch.contiguous_format
+            self.channels_last = False
             logits = self._logits(sample)
         if logits.ndim != 2 or len(logits) != 2:
             raise InvalidInput(
