@@ -85,8 +85,10 @@ def interleaved(
     for name, work in sides.items():
         for _ in range(effort.warmup):
             work()
-        once = seconds_of(work, device)
-        calls[name] = int(np.clip(effort.sample_seconds / max(once, 1e-9), 1, 1000))
+        calls[name] = 1
+        if effort.sample_seconds:
+            once = max(seconds_of(work, device), 1e-9)
+            calls[name] = int(np.clip(effort.sample_seconds / once, 1, 1000))
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(effort.rounds):
         for name, work in sides.items():

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from covprop.bench.report import Report
-    from covprop.bench.subject import Subject
-    from covprop.bench.timing import Effort
-
-RESULTS = Path("results/bench")
-PLAIN_WIDTH = 180  # wide enough for a table when the output is a file or a pipe
+from covprop.cli import benching
 
 app = typer.Typer(
     help="Measure training steps, propagation passes, certification and estimators.",
     no_args_is_help=True,
 )
 
-Model = Annotated[str, typer.Option(help="A model's name; see covprop list models.")]
-Width = Annotated[
-    int | None, typer.Option(help="Channels of the first stage.", show_default="the model's")
-]
-Norm = Annotated[str | None, typer.Option(help="batch, none or act.", show_default="the model's")]
-Image = Annotated[
-    int | None,
-    typer.Option(help="Pixels a side; above 96 with the ImageNet stem.", show_default="32"),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's")]
-Rounds = Annotated[int | None, typer.Option(help="Samples of every side.", show_default="30")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Only show that it runs: few rounds, figures mean nothing.")
-]
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-]
-Save = Annotated[bool, typer.Option("--save", help=f"Write JSON, Markdown and plots to {RESULTS}.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Write them to this folder instead.")]
-
 
 @app.command("step")
 def step(
-    model: Model = "preact_resnet18",
-    width: Width = None,
-    norm: Norm = None,
-    image: Image = None,
+    model: benching.Model = "preact_resnet18",
+    width: benching.Width = None,
+    norm: benching.Norm = None,
+    image: benching.Image = None,
     batch: Annotated[
         list[int] | None, typer.Option(help="Repeatable.", show_default="64, 256 and 1024")
     ] = None,
@@ -64,33 +35,36 @@ def step(
             show_default="all on a GPU, eager on the CPU",
         ),
     ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    rounds: Rounds = None,
-    quick: Quick = False,
-    json: Json = None,
-    save: Save = False,
-    out: Out = None,
+    device: benching.Device = "auto",
+    threads: benching.Threads = None,
+    rounds: benching.Rounds = None,
+    quick: benching.Quick = False,
+    json: benching.Json = None,
+    save: benching.Save = False,
+    out: benching.Out = None,
 ) -> None:
     """One training step (forward, loss, backward, SGD) of every method over a plain one.
 
     \b
-    covprop bench step                                      everything, on the GPU if there is one
+    covprop bench step                              on the GPU if there is one
     covprop bench step --batch 256 --method shared --method macer
-    covprop bench step --image 224 --batch 256              the ImageNet stem
+    covprop bench step --image 224 --batch 256      the ImageNet stem
     covprop bench step --model lenet --batch 128 --threads 2
-    covprop bench step --save                               into results/bench
+    covprop bench step --save                       into results/bench
 
-    Methods: plain, consistency, macer, shared (gradient through Σ), shared-detached, calibrated,
-    linearized. Every method gets the same tricks, and every ratio is over the fastest plain step,
-    which runs in turn with it. On a GPU in bfloat16 and channels last, on the CPU in float32.
+    Methods: plain, consistency, macer, shared (gradient through Σ),
+    shared-detached, calibrated, linearized. Every method gets the same
+    tricks, and every ratio is over the fastest plain step, which runs in turn
+    with it. On a GPU in bfloat16 and channels last, on the CPU in float32.
     """
     from covprop.bench import machine
     from covprop.bench.step import METHODS, Cell, measure
     from covprop.bench.step_report import step_report
     from covprop.bench.tricks import available
 
-    subject, effort, console = _start(model, width, norm, image, device, threads, rounds, quick)
+    subject, effort, console = benching.start(
+        model, width, norm, image, device, threads, rounds, quick
+    )
     tricks = trick or available(subject.device)
     facts = machine.facts(subject.device)
     cells: list[Cell] = []
@@ -103,20 +77,22 @@ def step(
         name = f"batch {cell.batch:5d}  {cell.method:15s} {cell.trick:18s}"
         console.print(f"{name} {shown}", highlight=False, soft_wrap=True)
         # A run that is cut short leaves what it has measured.
-        _write(step_report(cells, subject, tricks, effort, facts), json, save, out, figures=False)
+        benching.write(
+            step_report(cells, subject, tricks, effort, facts), json, save, out, figures=False
+        )
 
     chosen = ["plain", *(method or list(METHODS))]
     batches = batch or ([4] if quick else [64, 256, 1024])
     measure(subject, list(dict.fromkeys(chosen)), batches, tricks, effort, say)
-    _finish(step_report(cells, subject, tricks, effort, facts), console, json, save, out)
+    benching.finish(step_report(cells, subject, tricks, effort, facts), console, json, save, out)
 
 
 @app.command("layers")
 def layers(
-    model: Model = "preact_resnet18",
-    width: Width = None,
-    norm: Norm = None,
-    image: Image = None,
+    model: benching.Model = "preact_resnet18",
+    width: benching.Width = None,
+    norm: benching.Norm = None,
+    image: benching.Image = None,
     batch: Annotated[
         list[int] | None, typer.Option(help="Repeatable.", show_default="64 and 256")
     ] = None,
@@ -126,13 +102,13 @@ def layers(
     depth: Annotated[
         bool, typer.Option(help="Also the covariance pass of PreActResNet-18, 34, 50 and 101.")
     ] = True,
-    device: Device = "auto",
-    threads: Threads = None,
-    rounds: Rounds = None,
-    quick: Quick = False,
-    json: Json = None,
-    save: Save = False,
-    out: Out = None,
+    device: benching.Device = "auto",
+    threads: benching.Threads = None,
+    rounds: benching.Rounds = None,
+    quick: benching.Quick = False,
+    json: benching.Json = None,
+    save: benching.Save = False,
+    out: benching.Out = None,
 ) -> None:
     """The passes of the propagation over a plain forward pass, memory, and cost by depth.
 
@@ -141,14 +117,16 @@ def layers(
     covprop bench layers --norm none --by-layer
     covprop bench layers --model lenet --no-depth
 
-    The covariance pass does not depend on the images; "mean pass, Σ cached" is what inference
-    costs inside `with prop.frozen()`.
+    The covariance pass does not depend on the images; "mean pass, Σ cached"
+    is what inference costs inside `with prop.frozen()`.
     """
     from covprop.bench import layers as bench
     from covprop.bench import machine
     from covprop.bench.layers_report import layers_report
 
-    subject, effort, console = _start(model, width, norm, image, device, threads, rounds, quick)
+    subject, effort, console = benching.start(
+        model, width, norm, image, device, threads, rounds, quick
+    )
     facts = machine.facts(subject.device)
     batches = batch or ([4] if quick else [64, 256])
     found = [bench.passes(subject, size, effort) for size in batches]
@@ -159,58 +137,97 @@ def layers(
     depths = bench.depth(family, names, effort) if depth else []
     each = bench.by_layer(subject, effort) if by_layer else []
     report = layers_report(found, bytes_by_batch, depths, each, subject, facts)
-    _finish(report, console, json, save, out)
+    benching.finish(report, console, json, save, out)
 
 
-def _start(
-    model: str, width: int | None, norm: str | None, image: int | None, device: str,
-    threads: int | None, rounds: int | None, quick: bool,
-) -> tuple[Subject, Effort, Console]:  # fmt: skip
-    """What every verb needs first."""
-    import dataclasses
-
-    import torch
-    from rich.console import Console
-
-    from covprop.bench.machine import choose_device
-    from covprop.bench.subject import subject
-    from covprop.bench.timing import QUICK, Effort
-    from covprop.errors import InvalidInput
-
-    where = choose_device(device)
-    if threads is not None:
-        if threads < 1:
-            raise InvalidInput(f"--threads is at least 1, not {threads}.")
-        torch.set_num_threads(threads)
-    if where.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-    effort = QUICK if quick else Effort()
-    if rounds is not None:
-        effort = dataclasses.replace(effort, rounds=rounds)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
-    return subject(model, where, width=width, norm=norm, image=image), effort, console
-
-
-def _write(
-    report: Report, json: Path | None, save: bool, out: Path | None, figures: bool = True
-) -> list[Path]:
-    from covprop.train import checkpoint
-
-    written = []
-    if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(json, report.json().encode())
-        written.append(json)
-    if save or out is not None:
-        written += report.save(out or RESULTS, figures)
-    return written
-
-
-def _finish(
-    report: Report, console: Console, json: Path | None, save: bool, out: Path | None
+@app.command("certify")
+def certify(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run folder; without it an untrained model.", show_default=False),
+    ] = None,
+    model: benching.Model = "preact_resnet18",
+    width: benching.Width = None,
+    norm: benching.Norm = None,
+    image: benching.Image = None,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Samples an image.", show_default="100000; CPU: 2000")
+    ] = None,
+    images: Annotated[int, typer.Option(help="How many images.")] = 4,
+    batch: Annotated[int, typer.Option(help="Samples in one forward pass on a GPU.")] = 2048,
+    device: benching.Device = "auto",
+    threads: benching.Threads = None,
+    rounds: benching.Rounds = None,
+    data: benching.Data = None,
+    quick: benching.Quick = False,
+    json: benching.Json = None,
+    save: benching.Save = False,
+    out: benching.Out = None,
 ) -> None:
-    report.print(console)
-    for path in _write(report, json, save, out):
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    """Certification against the usual loop (Cohen's: batch 1,000, float32).
+
+    \b
+    covprop bench certify                     PreActResNet-18, untrained
+    covprop bench certify runs/cifar          sequential needs a trained one
+    covprop bench certify --model lenet --n 1000 --images 1
+
+    With the share of what the machine reaches in a large matrix product,
+    measured in the same run.
+    """
+    from covprop.bench import certify as bench
+    from covprop.bench import machine
+    from covprop.bench.certify_report import certify_report
+    from covprop.bench.subject import SIGMA
+
+    few = rounds or (None if quick else 3)
+    subject, effort, console = benching.start(
+        model, width, norm, image, device, threads, few, quick
+    )
+    facts = machine.facts(subject.device)
+    samples = n or (200 if quick else 100_000 if subject.device.type == "cuda" else 2000)
+    if run is None:
+        name, sigma, classes = subject.name, SIGMA, subject.classes
+        network, x = subject.build().eval(), subject.batch(images)[0]
+    else:
+        name, sigma, classes, network, x = benching.trained(run, subject.device, data, images)
+    task = bench.Task(network, x, sigma, classes, n=samples, batch=batch)
+    sides = bench.measure(task, effort, 256 if quick else None)
+    report = certify_report(sides, task, name, run is not None, facts)
+    benching.finish(report, console, json, save, out)
+
+
+@app.command("truth")
+def truth(
+    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    images: Annotated[int, typer.Option(help="How many test images.")] = 64,
+    samples: Annotated[int, typer.Option(help="Monte Carlo samples an image.")] = 1000,
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise level.", show_default="as trained")
+    ] = None,
+    device: benching.Device = "auto",
+    threads: benching.Threads = None,
+    data: benching.Data = None,
+    json: benching.Json = None,
+    save: benching.Save = False,
+    out: benching.Out = None,
+) -> None:
+    """How true the five estimators are on a trained network.
+
+    \b
+    covprop bench truth runs/digits/radius-0.25
+    covprop bench truth RUN --images 200 --samples 5000 --save
+
+    Quantiles over test images of predicted over Monte Carlo variance of the
+    margin, and the correlation of their logarithms. The dense estimator is
+    asked only where the network is small.
+    """
+    from covprop.bench import machine
+    from covprop.bench.truth_report import truth_report
+    from covprop.estimate.truth import estimator_table
+
+    subject, _, console = benching.start("lenet", None, None, None, device, threads, None, False)
+    name, trained_with, _, network, x = benching.trained(run, subject.device, data, images)
+    level = trained_with if sigma is None else sigma
+    rows = estimator_table(network, x, level, samples)
+    report = truth_report(rows, name, level, samples, machine.facts(subject.device))
+    benching.finish(report, console, json, save, out)
