@@ -166,8 +166,8 @@ class Trainer:
         per_sample = losses.per_sample.float()
         if self.weights is not None:
             per_sample = per_sample * self._weigh(batch, losses.radius)
-        # DDP averages gradients over processes: each contributes its share of the global mean.
-        loss = per_sample.sum() * (here.size / options.batch_size)
+        # DDP averages gradients over processes, and shares are equal: together the global mean.
+        loss = per_sample.mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if options.clip_norm:

@@ -125,11 +125,17 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
     parts = {section: dict(raw.get(section, {})) for section in SECTIONS}
     train = TrainOptions(**check_options("train", parts["train"], accepted(TrainOptions)))
     train.check()
+    method = _method(parts["method"])
+    if train.compile and method.get("estimator") == "linearized":
+        raise InvalidInput(
+            'train.compile does not go with method.estimator = "linearized": compiled networks '
+            "cannot be differentiated twice; set train.compile = false."
+        )
     return Recipe(
         data=_data(parts["data"], beside),
         model=_model(parts["model"], beside),
         noise=NoiseOptions(**check_options("noise", parts["noise"], accepted(NoiseOptions))),
-        method=_method(parts["method"]),
+        method=method,
         train=train,
         weighting=_weighting(parts["weighting"]),
     )

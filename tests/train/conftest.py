@@ -12,12 +12,14 @@ Make = Callable[..., Recipe]
 
 @pytest.fixture
 def tiny() -> Make:
-    """`tiny(method=…, weighting=…, **train)` is a checked recipe."""
+    """`tiny(method=…, weighting=…, model=…, **train)` is a checked recipe."""
 
-    def make(method: Any = "gaussian", weighting: Any = None, **train: Any) -> Recipe:
+    def make(
+        method: Any = "gaussian", weighting: Any = None, model: Any = None, **train: Any
+    ) -> Recipe:
         raw = {
             "data": {"name": "digits"},
-            "model": {"name": "lenet", "width": 2},
+            "model": model or {"name": "lenet", "width": 2},
             "noise": {"sigma": 0.25},
             "method": {"name": method} if isinstance(method, str) else method,
             "train": {"epochs": 2, "batch_size": 200, "optimizer": "adamw", "lr": 0.01}

@@ -111,6 +111,26 @@ def test_stopped_and_continued_is_the_same_run(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_dropout_and_batch_norm_go_on_as_they_would_have(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes, image_shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(),\n"
+        "                         nn.Dropout(0.5), nn.Linear(16, num_classes))\n"
+    )
+    recipe = tiny(model={"name": f"{tmp_path / 'net.py'}:build"})
+    train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Interrupted):
+            train(recipe, tmp_path / "parts")
+    torch.manual_seed(12345)  # another process would be in another random state
+    train(recipe, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_killed_at_random_moments_is_the_same_run(tmp_path: Path, tiny: Make) -> None:
     """SIGKILL, which no code can catch, while a checkpoint is written after every step."""
     import multiprocessing

@@ -144,6 +144,11 @@ def test_own_files_are_found_beside_the_recipe_and_made_absolute(
         load(str(file), ["model=net.py:build", "model.dpeth=5"])
 
 
+def test_compiled_networks_cannot_be_differentiated_twice(file: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"set train\.compile = false"):
+        load(str(file), ["method=radius", "method.estimator=linearized", "train.compile=true"])
+
+
 def test_shipped_recipes_are_found_by_name() -> None:
     assert find("digits/radius-0.25") == shipped()["digits/radius-0.25"]
     with pytest.raises(InvalidInput, match=r'did you mean "digits/radius-0\.25"\?'):
