@@ -1,15 +1,17 @@
-"""The moment-ReLU as one differentiable operation, by the fastest means at hand.
+"""The moment-ReLU and the tap sum as differentiable operations, by the fastest means at hand.
 
-`moments.py` is the reference in plain torch, `triton_relu.py` the fused kernels for CUDA. Both
-keep only the mean they were given for the backward pass, so a training step stores no more than
-it does for a plain ReLU. Under torch.compile the plain version is taken, since the compiler fuses
-it with its neighbours; set `COVPROP_TRITON=0` to take it everywhere.
+`moments.py` is the reference in plain torch, `blocked.py` the same in cache-sized blocks for the
+CPU, `triton_relu.py` the fused kernels for CUDA. All keep only the mean they were given for the
+backward pass, so a training step stores no more than it does for a plain ReLU. Under torch.compile
+the reference is taken, since the compiler fuses it with its neighbours; set `COVPROP_FUSED=0` to
+take it everywhere.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,15 +23,19 @@ from covprop.layers import per_channel
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def use_triton(mean: Tensor, std: Tensor) -> bool:
-    """Whether the fused kernels apply: CUDA, channels last, outside of torch.compile."""
-    if not (HAVE_TRITON and mean.is_cuda and std.dtype == torch.float32):
-        return False
-    if torch.compiler.is_compiling() or os.environ.get("COVPROP_TRITON") == "0":
-        return False
-    from covprop.kernels.triton_relu import is_matrix
+def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
+    """The module whose `forward` and `backward` fit these tensors; None for the reference."""
+    if torch.compiler.is_compiling() or os.environ.get("COVPROP_FUSED") == "0":
+        return None
+    if mean.device.type == "cpu":
+        from covprop.kernels import blocked
 
-    return is_matrix(mean)
+        return blocked
+    if HAVE_TRITON and mean.is_cuda and std.dtype == torch.float32:
+        from covprop.kernels import triton_relu
+
+        return triton_relu if triton_relu.is_matrix(mean) else None
+    return None
 
 
 class _MomentReLU(torch.autograd.Function):
@@ -37,10 +43,8 @@ class _MomentReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
-        if use_triton(mean, std):
-            from covprop.kernels import triton_relu
-
-            return triton_relu.forward(mean, std, slope)
+        if kernel := fused(mean, std):
+            return kernel.forward(mean, std, slope)
         wide, s = mean.to(std.dtype), per_channel(std, mean)
         out = relu_mean(wide, s)
         if slope:
@@ -55,10 +59,10 @@ class _MomentReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         mean, std = ctx.saved_tensors
-        if use_triton(mean, std) and not torch.is_grad_enabled():  # a second backward needs torch
-            from covprop.kernels import triton_relu
-
-            return *triton_relu.backward(mean, std, grad, ctx.slope), None
+        # A backward pass that is itself differentiated needs the reference.
+        kernel = None if torch.is_grad_enabled() else fused(mean, std)
+        if kernel:
+            return *kernel.backward(mean, std, grad, ctx.slope), None
         wide = grad.to(std.dtype)
         z = standardise(mean.to(std.dtype), per_channel(std, mean))
         grad_mean = grad_std = None

@@ -20,6 +20,7 @@ LOOP = 8  # tiles a program of the backward pass walks down before it writes its
 def _moments(mean, std):
     """Φ(z) and φ(z) for z = mean/std."""
     z = mean / tl.maximum(std, 1.1754944e-38)
+    z = tl.minimum(tl.maximum(z, -10.0), 10.0)
     cdf = 0.5 + 0.5 * tl.erf(0.7071067811865476 * z)
     pdf = 0.3989422804014327 * tl.exp(-0.5 * z * z)
     return cdf, pdf
@@ -34,7 +35,7 @@ def _forward(mean_ptr, std_ptr, out_ptr, rows, channels, slope, R: tl.constexpr,
     mean = tl.load(mean_ptr + at, mask=inside, other=0.0).to(tl.float32)
     std = tl.load(std_ptr + col, mask=col < channels, other=1.0)[None, :]
     cdf, pdf = _moments(mean, std)
-    relu = mean * cdf + std * pdf
+    relu = tl.maximum(mean * cdf + std * pdf, 0.0)
     out = slope * mean + (1.0 - slope) * relu
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -1,0 +1,74 @@
+"""Every fast path equals the reference, forward and backward."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from covprop.kernels import blocked, moment_relu
+
+SHAPES = [(3, 5), (4, 7, 6, 5), (2, 3, 40, 40), (1, 130, 3, 3), (33, 64, 9, 7)]
+
+
+def reference(
+    mean: Tensor, std: Tensor, grad: Tensor, slope: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and gradients in float64 by the plain formula."""
+    monkeypatch.setenv("COVPROP_FUSED", "0")
+    mean, std = mean.double().requires_grad_(), std.double().requires_grad_()
+    out = moment_relu(mean, std, slope)
+    gradients = torch.autograd.grad(out, (mean, std), grad.double())
+    monkeypatch.delenv("COVPROP_FUSED")
+    return out.detach(), *gradients
+
+
+def error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.double() - expected).norm() / expected.norm())
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    mean = torch.randn(shape, device=device).to(dtype)
+    std = torch.rand(shape[1], device=device) + 0.01
+    std[0] = 0.0
+    grad = torch.randn(shape, device=device).to(dtype)
+    if len(shape) == 4:
+        mean = mean.contiguous(memory_format=torch.channels_last)
+    return mean, std, grad
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_fused_equals_reference(
+    shape: tuple[int, ...], slope: float, dtype: torch.dtype, tolerance: float, device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    mean, std, grad = inputs(shape, dtype, device)
+    expected = reference(mean, std, grad, slope, monkeypatch)
+    a, b = mean.clone().requires_grad_(), std.clone().requires_grad_()
+    out = moment_relu(a, b, slope)
+    ours = (out, *torch.autograd.grad(out, (a, b), grad))
+    for value, truth in zip(ours, expected, strict=True):
+        assert torch.isfinite(value).all()
+        assert error(value.detach(), truth) < tolerance
+
+
+@pytest.mark.gpu
+def test_triton_is_what_runs_on_a_gpu() -> None:
+    from covprop.kernels import fused
+
+    mean, std, _ = inputs((2, 3, 8, 8), torch.bfloat16, "cuda")
+    kernel = fused(mean, std)
+    assert kernel is not None
+    assert kernel.__name__.endswith("triton_relu")
+    assert fused(mean.contiguous(), std) is None  # channels first: the reference
+
+
+def test_blocks_cover_every_image_once() -> None:
+    mean = torch.zeros(10, 3, 70, 70)
+    covered = [i for part in blocked.blocks(mean) for i in range(*part.indices(len(mean)))]
+    assert covered == list(range(10))
+    assert list(blocked.blocks(torch.zeros(0, 3, 2, 2))) == []
+    assert "COVPROP_FUSED" not in os.environ
