@@ -13,9 +13,9 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from covprop.errors import CovpropError
 from covprop.train import checkpoint
@@ -77,12 +77,12 @@ class Log:
         if console is None or not console.is_terminal:
             return
         self.bar = Progress(
+            # Narrow enough for 80 columns; the time left is never cut.
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=6),
             TextColumn("{task.fields[now]}"),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             TextColumn("left"),
-            TimeRemainingColumn(),
             console=console,
         )
         self.task = self.bar.add_task("train", total=epochs * steps, completed=done, now="")
@@ -92,10 +92,10 @@ class Log:
         """Show the running means of the epoch; `done` steps of the whole run are behind us."""
         if self.bar is None:
             return
-        now = f"loss {row['loss']:.3f}  acc {row['train_accuracy']:.3f}"
+        now = f"loss {row['loss']:.3f} acc {row['train_accuracy']:.3f}"
         if row["estimated_radius"] is not None:
-            now += f"  est. radius {row['estimated_radius']:.3f}"
-        now += f"  {row['images_per_second']:.0f} images/s"
+            now += f" est. radius {row['estimated_radius']:.3f}"
+        now += f" {row['images_per_second']:.0f} images/s"
         self.bar.update(
             self.task, completed=done, description=f"epoch {epoch + 1}/{self.epochs}", now=now
         )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_a_terminal_gets_a_bar_with_everything() -> None:
     for part in ("epoch 2/4", "loss 0.512", "acc 0.900", "est. radius 0.250", "1000 images/s"):
         assert part in text
     assert "epoch over" in text
+
+
+def test_the_time_left_fits_a_terminal_of_80_columns() -> None:
+    out = io.StringIO()
+    log = Log(Console(file=out, force_terminal=True, width=80), epochs=40, steps=10, done=0)
+    log.step(15, 1, ROW)
+    log.close()
+    assert re.search(r"-:--:--|\d:\d\d:\d\d", out.getvalue())
 
 
 def test_a_file_gets_plain_lines_only() -> None:
