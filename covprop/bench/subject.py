@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop import models
+from covprop.errors import InvalidInput
 from covprop.models.preact_resnet import LARGE
 
 SIGMA = 0.25
@@ -69,6 +70,8 @@ class Subject:
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels."""
+        if size < 1:
+            raise InvalidInput(f"A batch has at least one image, not {size}.")
         generator = torch.Generator().manual_seed(1)
         x = torch.rand(size, *self.image_shape, generator=generator)
         y = torch.randint(self.classes, (size,), generator=generator)

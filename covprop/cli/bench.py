@@ -129,11 +129,15 @@ def layers(
     )
     facts = machine.facts(subject.device)
     batches = batch or ([4] if quick else [64, 256])
-    found = [bench.passes(subject, size, effort) for size in batches]
-    bytes_by_batch = {size: bench.memory_ratio(subject, size) for size in batches}
+    found, bytes_by_batch = [], {}
+    for size in batches:
+        console.print(f"passes and memory at batch {size} …", highlight=False)
+        found.append(bench.passes(subject, size, effort))
+        bytes_by_batch[size] = bench.memory_ratio(subject, size)
     names = bench.DEPTHS[:2] if quick else bench.DEPTHS
     # The networks of the family, with this one's image, width and norm.
     family = subject if model in bench.DEPTHS else subject.but(channels=3, image=32, width=None)
+    console.print("covariance pass by depth and by layer …", highlight=False)
     depths = bench.depth(family, names, effort) if depth else []
     each = bench.by_layer(subject, effort) if by_layer else []
     report = layers_report(found, bytes_by_batch, depths, each, subject, facts)
@@ -191,6 +195,7 @@ def certify(
     else:
         name, sigma, classes, network, x = benching.trained(run, subject.device, data, images)
     task = bench.Task(network, x, sigma, classes, n=samples, batch=batch)
+    console.print(f"{len(x)} images, {samples:,} samples each, every way …", highlight=False)
     sides = bench.measure(task, effort, 256 if quick else None)
     report = certify_report(sides, task, name, run is not None, facts)
     benching.finish(report, console, json, save, out)
@@ -228,6 +233,7 @@ def truth(
     subject, _, console = benching.start("lenet", None, None, None, device, threads, None, False)
     name, trained_with, _, network, x = benching.trained(run, subject.device, data, images)
     level = trained_with if sigma is None else sigma
+    console.print(f"{len(x)} images, {samples:,} samples each …", highlight=False)
     rows = estimator_table(network, x, level, samples)
     report = truth_report(rows, name, level, samples, machine.facts(subject.device))
     benching.finish(report, console, json, save, out)

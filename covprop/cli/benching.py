@@ -78,9 +78,11 @@ def start(
     from covprop.errors import InvalidInput
 
     where = choose_device(device)
+    if image is not None and image < 1:
+        raise InvalidInput(f"--image is a number of pixels, not {image}.")
     if threads is not None:
         if threads < 1:
-            raise InvalidInput(f"--threads is at least 1, not {threads}.")
+            raise InvalidInput(f"--threads must be at least 1, not {threads}.")
         torch.set_num_threads(threads)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -96,12 +98,11 @@ def start(
 def write(
     report: Report, json: Path | None, save: bool, out: Path | None, figures: bool = True
 ) -> list[Path]:
-    from covprop.train import checkpoint
+    from covprop.bench.report import write as write_file
 
     written = []
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(json, report.json().encode())
+        write_file(json, report.json().encode())
         written.append(json)
     if save or out is not None:
         written += report.save(out or RESULTS, figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.estimate import ESTIMATORS, margin
+from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
 from covprop.propagate.measure import evaluating
+from covprop.propagate.settings import PAPER
+from covprop.propagate.trace import build
 
 DENSE_IMAGES = 8  # the dense estimator takes minutes on more
 
@@ -72,9 +76,18 @@ def estimator_table(
 
 def _ask(name: str, model: nn.Module, x: Tensor, sigma: float, samples: int) -> Margin:
     options = {"samples": samples} if name == "sampled" else {}
-    images = x[:DENSE_IMAGES] if name == "dense" else x
+    images = x
+    if name == "dense":
+        images = x[:DENSE_IMAGES]
+        check_size(largest(model, tuple(x.shape[1:])))
     with torch.no_grad():
         return margin(model, images, sigma, name, **options)
+
+
+def largest(model: nn.Module, image_shape: tuple[int, ...]) -> int:
+    """Units that the dense estimator must hold together, seen before it allocates for them."""
+    steps = build(model, image_shape, PAPER).steps
+    return max(math.prod(s.out_shape) + max(map(math.prod, s.shapes)) for s in steps if s.rule)
 
 
 @torch.no_grad()

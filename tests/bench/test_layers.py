@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+
+from covprop.bench import layers as bench
+from covprop.bench.layers import Depth, linear_fit
+from covprop.bench.layers_report import layers_report
+from covprop.bench.machine import facts
+from covprop.bench.subject import Subject
+from covprop.bench.timing import QUICK, Timing
+
+TINY = Subject("preact_resnet18", width=2, image=8, norm="none")
+
+
+def point(layers: int, seconds: float) -> Depth:
+    return Depth("net", layers, 0, Timing(seconds, seconds, seconds, 1, 1))
+
+
+def test_fit_finds_a_line_and_says_how_well_it_fits() -> None:
+    fit = linear_fit([point(k, 0.5 + 0.25 * k) for k in (20, 36, 100)])
+    assert fit.slope == pytest.approx(0.25)
+    assert fit.start == pytest.approx(0.5)
+    assert fit.r_squared == pytest.approx(1.0)
+    layers, seconds = [1, 2, 3, 4], [1.0, 3.0, 2.0, 4.0]
+    bent = linear_fit([point(k, s) for k, s in zip(layers, seconds, strict=True)])
+    assert bent.r_squared == pytest.approx(np.corrcoef(layers, seconds)[0, 1] ** 2)
+
+
+def test_layers_are_counted_as_usual() -> None:
+    for name, expected in (("preact_resnet18", 18 + 3), ("preact_resnet34", 34 + 3)):
+        assert bench.weighted(bench.propagator(TINY.but(model=name))) == expected
+    assert bench.weighted(bench.propagator(Subject("lenet", image=8, channels=1))) == 5
+
+
+def test_flops_of_a_product() -> None:
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    assert bench.count_flops(lambda: a @ b) == 2 * 3 * 5 * 7
+
+
+def test_every_pass_depth_and_layer_is_measured() -> None:
+    found = [bench.passes(TINY, batch, QUICK) for batch in (1, 2)]
+    assert list(found[0].times) == [bench.FORWARD, bench.SIGMA_PASS, bench.MEAN_PASS, bench.BOTH]
+    assert found[0].ratio(bench.FORWARD) == 1.0
+    depths = bench.depth(TINY, bench.DEPTHS[:2], QUICK)
+    assert [d.layers for d in depths] == [21, 37]
+    assert depths[0].flops < depths[1].flops
+    each = bench.by_layer(TINY, QUICK)
+    assert [one.name for one in each][:2] == ["0", "1.stem"]
+    assert each[-1].kind == "Linear"
+    assert each[-1].channels == 10
+    plain, shared = bench.memory_ratio(TINY, 2)
+    assert 0 < plain < shared
+    report = layers_report(found, {2: (plain, shared)}, depths, each, TINY, facts(TINY.device))
+    assert len(report.tables) == 4
+    assert any("R² = 1.0000" in note for note in report.notes)  # a line through two points
+    assert set(report.figures()) == {"batch", "depth"}
+
+
+def test_by_layer_measures_the_propagators_own_rules() -> None:
+    """All rules are timed, none twice, whatever the model does besides."""
+    prop = bench.propagator(TINY)
+    noisy = [step.name for step in prop.plan.steps if step.rule is not None]
+    assert [one.name for one in bench.by_layer(TINY, QUICK)] == noisy
