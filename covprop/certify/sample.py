@@ -222,7 +222,8 @@ def _device(
     model: Callable[[Tensor], Tensor], x: Tensor, device: torch.device | str | None
 ) -> torch.device:
     if device is None and isinstance(model, nn.Module):
-        device = next((p.device for p in model.parameters()), x.device)
+        tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
+        device = next((t.device for t in tensors), x.device)
     return torch.device(x.device if device is None else device)
 
 

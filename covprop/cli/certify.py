@@ -56,7 +56,7 @@ def certify(
     covprop certify RUN --n 10000 --max 100          a quick look
     covprop certify RUN --sequential --delta 0.05    the radius to within 0.05
     covprop certify RUN --at-least 0.5               only: is it at least 0.5?
-    torchrun --nproc-per-node=8 -m covprop certify RUN
+    torchrun --nproc-per-node=8 -m -- covprop certify RUN --n 10000
     covprop certify net.pth --arch cifar_resnet110 --dataset cifar10 --sigma 0.25
 
     Rows go one by one to RUN/certify_sigma_S.tsv (idx, label, predict, radius,
@@ -113,7 +113,7 @@ def certify(
         path, settings, Row, images, positions, batch=batch, device=where, evaluate=evaluate
     )
     if rows is not None:
-        typer.echo(f"{summary(rows)}\n{path}")
+        typer.echo(f"{summary(rows, at_least)}\n{path}")
 
 
 def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:
@@ -145,15 +145,20 @@ def _mode(soft: bool, delta: float | None, at_least: float | None) -> str:
     return ", ".join(parts)
 
 
-def summary(rows: "list[Row]") -> str:
-    """ACR, certified accuracy at 0, 0.25, …, abstentions, samples, seconds, and NaN if any."""
+def summary(rows: "list[Row]", at_least: float | None = None) -> str:
+    """ACR, certified accuracy at 0, 0.25, …, abstentions, samples, seconds, and NaN if any.
+
+    Where only "at least r?" was asked the radii are no more than what that took, so ACR and the
+    accuracy at other radii would mean nothing.
+    """
     count = len(rows)
     largest = max(row.radius * row.correct for row in rows)
-    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)]
+    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)] if at_least is None else [at_least]
     shares = [sum(row.correct and row.radius >= r for row in rows) / count for r in radii]
     table = "  ".join(f"{r:g}: {share:.3f}" for r, share in zip(radii, shares, strict=True))
+    acr = sum(row.correct * row.radius for row in rows) / count
     lines = [
-        f"{count} images, ACR {sum(row.correct * row.radius for row in rows) / count:.3f}",
+        f"{count} images" + (f", ACR {acr:.3f}" if at_least is None else ""),
         f"certified accuracy at radius  {table}",
         f"abstained {sum(row.predict == -1 for row in rows) / count:.1%}, "
         f"mean samples {sum(row.n for row in rows) / count:.0f}, "

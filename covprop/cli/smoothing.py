@@ -216,12 +216,17 @@ def fill_log(
     with Log(path, settings, kind, rank=rank, world=world) as log:
         share = positions[rank::world]
         todo = [i for i in share if i not in log.done]
-        with progress(len(share), len(share) - len(todo)) as advance:
-            for found, index in _groups(images, todo, group, device):
-                seconds = _stopwatch(len(index))
-                for row in evaluate(index, found, seconds):
-                    log.append(row)
-                advance(len(index))
+        try:
+            with progress(len(share), len(share) - len(todo)) as advance:
+                for found, index in _groups(images, todo, group, device):
+                    seconds = _stopwatch(len(index))
+                    for row in evaluate(index, found, seconds):
+                        log.append(row)
+                    advance(len(index))
+        except KeyboardInterrupt:
+            left = sum(i not in log.done for i in share)
+            warn(f"stopped with {left} images left; the same command goes on.")
+            raise typer.Exit(130) from None
         return log.finish(positions)
 
 

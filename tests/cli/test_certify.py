@@ -151,6 +151,25 @@ def test_other_questions(cli: Cli, run_folder: Path, options: list[object], mode
     used = [row["n"] for row in journal(path)]
     assert f"mean samples {np.mean(used):.0f}" in out
     assert (np.mean(used) < 5000) == (mode != "soft")
+    assert ("ACR" in out) == ("at least" not in mode)
+
+
+def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from covprop.certify import smooth
+
+    real, calls = smooth.certify, []
+
+    def interrupted(*args: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(smooth, "certify", interrupted)
+    code, _, err = cli("certify", run_folder, *QUICK)
+    assert code == 130
+    assert "stopped with 5 images left; the same command goes on" in err
+    assert len(table(run_folder / "certify_sigma_0.25.tsv")) == 4
 
 
 @pytest.mark.parametrize(
