@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent
 MARKER = (
     "<!-- Below this line: written by docs/make.py. Change the docstrings and run it again. -->"
 )
+FENCE = "python-console"  # not "pycon", which ruff would format: the docstrings are the source
 
 SECTIONS = {
     "Propagation": ("Propagator", "Gaussian", "check", "fix"),
@@ -98,11 +99,11 @@ def markdown(docstring: str) -> str:
     """A docstring as Markdown: arguments as a list, examples and formulas as blocks."""
     out: list[str] = []
     heading = ""
-    for indented, text in blocks(docstring):
+    for indented, text in blocks(re.sub(r" +# doctest: .*", "", docstring)):
         if indented and heading == "Args":
             out.append(argument_list(text))
         elif indented:
-            out.append(f"```{'pycon' if text.startswith('>>>') else 'text'}\n{text}\n```")
+            out.append(f"```{FENCE if text.startswith('>>>') else 'text'}\n{text}\n```")
         else:
             text, heading = _heading(text)
             out.append(text)
@@ -115,7 +116,7 @@ def _heading(text: str) -> tuple[str, str]:
     # A bare run of >>> lines at the left margin is an example too.
     if found is None and ">>>" in text:
         before, _, example = text.partition(">>>")
-        return f"{before.strip()}\n\n```pycon\n>>>{example}\n```".strip(), ""
+        return f"{before.strip()}\n\n```{FENCE}\n>>>{example}\n```".strip(), ""
     if found is None:
         return text, ""
     word = "Arguments" if found[2] == "Args" else found[2]
