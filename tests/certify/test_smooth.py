@@ -284,3 +284,12 @@ def test_on_a_gpu_rows_do_not_depend_on_company() -> None:
     assert max(abs(int(a.count - c)) for a, c in zip(alone, whole.count, strict=True)) <= 2
     cpu = certify(model.cpu(), x, sigma=SIGMA, n=5000)
     torch.testing.assert_close(whole.radius, cpu.radius, atol=0.15, rtol=0)
+
+
+def test_a_module_is_sampled_where_its_tensors_are() -> None:
+    """Also one that holds buffers only; `meta` stands in for a GPU."""
+    from covprop.certify.sample import _device
+
+    assert _device(HalfSpace().to("meta"), images(1), None).type == "meta"
+    assert _device(nn.Linear(2, 2, device="meta"), images(1), None).type == "meta"
+    assert _device(nn.Flatten(), images(1), None).type == "cpu"
