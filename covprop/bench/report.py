@@ -59,7 +59,7 @@ class Report:
     def print(self, console: Console) -> None:
         for table in self.tables:
             table.print(console)
-        for note in [self.machine(), *self.notes]:
+        for note in self.remarks():
             console.print(note, highlight=False, soft_wrap=True)
 
     def machine(self) -> str:
@@ -71,6 +71,13 @@ class Report:
             f"{f['load']}), torch {f['torch']}, {cuda}commit {f['commit'] or 'unknown'}, "
             f"{f['date']}."
         )
+
+    def remarks(self) -> list[str]:
+        """Machine and notes, and a warning where others were using the machine."""
+        load, cores = float(self.facts["load"] or 0), int(self.facts["cores"] or 1)
+        busy = "cuda" not in self.facts and load > 0.75 * cores
+        warning = f"The machine was busy (load {load} on {cores} cores): measure on a quiet one."
+        return [self.machine(), *([warning] if busy else []), *self.notes]
 
     def json(self) -> str:
         document = {
@@ -87,7 +94,7 @@ class Report:
         parts = [f"# covprop bench {self.verb}: {self.name}\n"]
         parts += [table.markdown() for table in self.tables]
         parts += [f"![{name}]({self.stem}-{name}.svg)\n" for name in figures]
-        parts += ["\n".join(f"- {note}" for note in [self.machine(), *self.notes]) + "\n"]
+        parts += ["\n".join(f"- {note}" for note in self.remarks()) + "\n"]
         parts += [f"```\n{self.facts['command']}\n```\n"]
         return "\n".join(parts)
 

@@ -56,6 +56,15 @@ def test_prints_table_machine_and_notes() -> None:
         assert expected in file.getvalue()
 
 
+def test_a_busy_machine_is_said() -> None:
+    quiet = report()
+    quiet.facts = {**FACTS, "load": 0.9}
+    del quiet.facts["cuda"]
+    assert not any("busy" in line for line in quiet.remarks())
+    quiet.facts["load"] = 5.0
+    assert "The machine was busy (load 5.0 on 2 cores)" in quiet.markdown()
+
+
 def test_files_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is a folder"):
         write(tmp_path, b"")
