@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.moments import normal_cdf, normal_pdf, relu_mean, standardise
+from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
 from covprop.layers import per_channel
 
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
@@ -38,6 +38,13 @@ def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
     return None
 
 
+def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Φ(z) and exp(−z²/2): exact, or to 1e-7 on a GPU, where arithmetic is what costs."""
+    if z.is_cuda and z.dtype == torch.float32:
+        return quick_cdf_and_exp(z)
+    return normal_cdf(z), torch.exp(-0.5 * z * z)
+
+
 class _MomentReLU(torch.autograd.Function):
     """out = aμ + (1 − a)(μΦ(z) + sφ(z)), with ∂out/∂μ = a + (1 − a)Φ(z), ∂out/∂s = (1 − a)φ(z)."""
 
@@ -46,7 +53,8 @@ class _MomentReLU(torch.autograd.Function):
         if kernel := fused(mean, std):
             return kernel.forward(mean, std, slope)
         wide, s = mean.to(std.dtype), per_channel(std, mean)
-        out = relu_mean(wide, s)
+        cdf, bell = cdf_and_exp(standardise(wide, s))
+        out = (wide * cdf + (INV_SQRT_2PI * s) * bell).clamp_min(0.0)
         if slope:
             out = slope * wide + (1 - slope) * out
         return out.to(mean.dtype)
@@ -64,13 +72,13 @@ class _MomentReLU(torch.autograd.Function):
         if kernel:
             return *kernel.backward(mean, std, grad, ctx.slope), None
         wide = grad.to(std.dtype)
-        z = standardise(mean.to(std.dtype), per_channel(std, mean))
+        cdf, bell = cdf_and_exp(standardise(mean.to(std.dtype), per_channel(std, mean)))
         grad_mean = grad_std = None
         if ctx.needs_input_grad[0]:
-            grad_mean = (wide * (ctx.slope + (1 - ctx.slope) * normal_cdf(z))).to(grad.dtype)
+            grad_mean = (wide * (ctx.slope + (1 - ctx.slope) * cdf)).to(grad.dtype)
         if ctx.needs_input_grad[1]:
             dims = [0, *range(2, mean.ndim)]
-            grad_std = (wide * ((1 - ctx.slope) * normal_pdf(z))).sum(dims)
+            grad_std = (INV_SQRT_2PI * (1 - ctx.slope)) * (wide * bell).sum(dims)
         return grad_mean, grad_std, None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from covprop.kernels.moments import INV_SQRT_2PI, SQRT_HALF, limit
 from covprop.layers import per_channel
 
-BLOCK = 32_768  # numbers; 128 KiB in float32
+BLOCK = 65_536  # numbers; 256 KiB in float32
 
 
 def blocks(mean: Tensor) -> Iterator[slice]:
@@ -24,23 +24,27 @@ def blocks(mean: Tensor) -> Iterator[slice]:
         yield slice(start, start + images)
 
 
-def moments(mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(z) and φ(z) of one block, for z = mean · inverse."""
-    bound = limit(inverse.dtype)
-    z = (mean.to(inverse.dtype) * inverse).clamp_(-bound, bound)
-    pdf = (z * z).mul_(-0.5).exp_().mul_(INV_SQRT_2PI)
-    return z.mul_(-SQRT_HALF).erfc_().mul_(0.5), pdf
+def scaled_inverse(std: Tensor, mean: Tensor) -> Tensor:
+    """1/(√2·s), shaped for `mean`, so that y = mean · inverse = z/√2."""
+    return per_channel(SQRT_HALF / std.clamp_min(torch.finfo(std.dtype).tiny), mean)
+
+
+def moments(x: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """erf(z/√2) = 2Φ(z) − 1 and exp(−z²/2) of one block."""
+    bound = SQRT_HALF * limit(inverse.dtype)
+    y = (x * inverse).clamp_(-bound, bound)
+    return torch.erf(y), y.square_().neg_().exp_()
 
 
 def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
     """aμ + (1 − a)(μΦ(z) + sφ(z)) for std [channels] in float32 or wider."""
     out = torch.empty_like(mean)
-    inverse = per_channel(1.0 / std.clamp_min(torch.finfo(std.dtype).tiny), mean)
-    s = per_channel(std, mean)
+    inverse = scaled_inverse(std, mean)
+    s = per_channel(INV_SQRT_2PI * std, mean)
     for part in blocks(mean):
-        x = mean[part]
-        cdf, pdf = moments(x, inverse)
-        value = pdf.mul_(s).addcmul_(x.to(std.dtype), cdf).clamp_min_(0.0)
+        x = mean[part].to(std.dtype)
+        erf, value = moments(x, inverse)
+        value.mul_(s).addcmul_(x, erf.add_(1.0), value=0.5).clamp_min_(0.0)
         if slope:
             value.mul_(1 - slope).add_(x, alpha=slope)
         out[part] = value
@@ -52,12 +56,12 @@ def backward(mean: Tensor, std: Tensor, grad: Tensor, slope: float) -> tuple[Ten
     grad_mean = torch.empty_like(mean)
     grad_std = torch.zeros_like(std)
     dims = [0, *range(2, mean.ndim)]
-    inverse = per_channel(1.0 / std.clamp_min(torch.finfo(std.dtype).tiny), mean)
+    inverse = scaled_inverse(std, mean)
     for part in blocks(mean):
-        cdf, pdf = moments(mean[part], inverse)
+        erf, density = moments(mean[part].to(std.dtype), inverse)
         g = grad[part].to(std.dtype)
-        grad_std += pdf.mul_(g).sum(dims)
-        if slope:
-            cdf.mul_(1 - slope).add_(slope)
-        grad_mean[part] = cdf.mul_(g)
-    return grad_mean, grad_std.mul_(1 - slope)
+        grad_std += density.mul_(g).sum(dims)
+        # slope + (1 − slope)(1 + erf)/2 = (1 + slope)/2 + (1 − slope)/2 · erf
+        erf.mul_(0.5 * (1 - slope)).add_(0.5 * (1 + slope))
+        grad_mean[part] = erf.mul_(g)
+    return grad_mean, grad_std.mul_(INV_SQRT_2PI * (1 - slope))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
-from covprop.propagate.registry import Call, Rule, Unsupported
+from covprop.propagate.registry import Call, Rule, Unsupported, channel_std
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
@@ -103,15 +103,28 @@ class Step:
             raise Unsupported("it combines several random values", "register a rule for it")
         return self.rule.cov(layer, covs[self.random[0]], settings, **extras)
 
+    def needs_image(self) -> bool:
+        """Whether the covariance rule uses the mean of its input here."""
+        if self.rule is None or "mean" not in self.rule.extras:
+            return False
+        settled = getattr(self.target, "running_var", None) is not None
+        return not settled or self.target.training
+
     def mean(
-        self, layer: nn.Module | Call, covs: Sequence[Tensor | None], values: list[Any],
-        settings: Settings,
-    ) -> Tensor:  # fmt: skip
+        self, layer: nn.Module | Call, std: Tensor | None, values: list[Any], settings: Settings
+    ) -> Tensor:
         """Apply the mean rule, or the step itself where the layer maps the mean."""
         if self.rule is None or self.rule.mean is None:
             return self.run(values)
-        slot = self.random[0]
-        return self.rule.mean(layer, values[slot], covs[slot], settings)
+        return self.rule.mean(layer, values[self.random[0]], std, settings)
+
+    def deviation(self, covs: Sequence[Tensor | None]) -> Tensor | None:
+        """The deviation of the input's features, for a step whose mean depends on it."""
+        if self.rule is None or self.rule.mean is None:
+            return None
+        cov = covs[self.random[0]]
+        assert cov is not None
+        return channel_std(cov, self.shapes[self.operands.index(self.random[0])][0])
 
 
 def fill(arg: Any, values: list[Any]) -> Any:
@@ -166,32 +179,49 @@ class Plan:
             values.append(None)
         return covs
 
-    def run(
-        self, x: Tensor, settings: Settings, covs: Sequence[Tensor | None],
-        correct: Correct | None = None,
-    ) -> Gaussian:  # fmt: skip
-        """Mean and covariance together. `covs` holds the input's covariance, and those of all
-        slots when they are known already: then only means are computed."""
+    def deviations(self, covs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What the mean pass needs of the covariances: a vector a nonlinear step."""
+        return [step.deviation(covs) for step in self.steps]
+
+    def means(self, x: Tensor, deviations: Sequence[Tensor | None], settings: Settings) -> Tensor:
+        """The mean of the output, given the deviations at every nonlinear step."""
         values: list[Any] = [x]
-        known = len(covs) > 1
-        covs = list(covs)
+        for step, std in zip(self.steps, deviations, strict=True):
+            if std is None:
+                values.append(step.run(values))
+            else:
+                values.append(step.mean(step.layer(values), std, values, settings))
+            for slot in step.frees:
+                values[slot] = None
+        return values[self.output]
+
+    def needs_image(self) -> bool:
+        """Whether Σ depends on the images at hand: it does where a rule asks for the mean, as
+        batch norm does in training."""
+        return any(step.needs_image() for step in self.steps)
+
+    def run(
+        self, x: Tensor, cov: Tensor, settings: Settings, correct: Correct | None = None
+    ) -> Gaussian:
+        """Mean and covariance side by side, for rules that need the mean to map a covariance."""
+        values: list[Any] = [x]
+        covs: list[Tensor | None] = [cov]
         for slot, step in enumerate(self.steps, start=1):
             if step.rule is None:
                 values.append(step.run(values))
-                if not known:
-                    covs.append(None)
+                covs.append(None)
             else:
                 layer = step.layer(values)
-                if not known:
-                    with full_precision(x):
-                        out = step.covariance(layer, covs, values, settings)
-                        covs.append(correct(slot, out) if correct else out)
-                values.append(step.mean(layer, covs, values, settings))
+                with full_precision(x):
+                    out = step.covariance(layer, covs, values, settings)
+                    covs.append(correct(slot, out) if correct else out)
+                    std = step.deviation(covs)
+                values.append(step.mean(layer, std, values, settings))
             for slot_done in step.frees:
                 values[slot_done] = None
-        cov = covs[self.output]
-        assert cov is not None
-        return Gaussian(values[self.output], cov)
+        final = covs[self.output]
+        assert final is not None
+        return Gaussian(values[self.output], final)
 
     def run_plain(self, x: Tensor, visit: Callable[[int, Tensor], None]) -> None:
         """The network itself, step by step, showing `visit` the value of every random slot."""

@@ -66,7 +66,7 @@ class Propagator(nn.Module):
         self.calibrated = calibrated
         self.plan = build(model, self.input_shape, settings)
         self.r_max: dict[str, float] | None = None
-        self._frozen: list[Tensor | None] | None = None
+        self._frozen: tuple[list[Tensor | None], Tensor] | None = None
         self.calibrations = 0
         if calibrated:
             for slot, step in enumerate(self.plan.steps, start=1):
@@ -77,12 +77,18 @@ class Propagator(nn.Module):
         """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
         self._check(x)
         if self._frozen is not None:
-            return self.plan.run(x, self.settings, self._frozen)
+            deviations, cov = self._frozen
+            return Gaussian(self.plan.means(x, deviations, self.settings), cov)
         settings = self._settings(x)
         if self.calibrated and self.calibrations == 0:
             self.calibrate(x)
         correct = self._correct if self.calibrated else None
-        return self.plan.run(x, settings, [self._input_cov(x)], correct)
+        if self.plan.needs_image():
+            return self.plan.run(x, self._input_cov(x), settings, correct)
+        with full_precision(x):
+            covs = self.plan.covariances(self._input_cov(x), settings, correct)
+            deviations = self.plan.deviations(covs)
+        return Gaussian(self.plan.means(x, deviations, settings), self._output(covs))
 
     def covariances(self) -> list[Tensor | None]:
         """Σ at the input and after every step (None for values without noise), image-free.
@@ -98,7 +104,8 @@ class Propagator(nn.Module):
     def frozen(self) -> Iterator[Propagator]:
         """Compute Σ once and reuse it: for evaluation, while the weights do not change."""
         with torch.no_grad():
-            self._frozen = self.covariances()
+            covs = self.covariances()
+            self._frozen = (self.plan.deviations(covs), self._output(covs))
         try:
             yield self
         finally:
@@ -148,6 +155,11 @@ class Propagator(nn.Module):
         scale = torch.sqrt(measured / propagated.clamp_min(tiny))
         scale = torch.where(propagated > 0, scale, torch.ones_like(scale))
         return cov * (scale[:, None] * scale[None, :])
+
+    def _output(self, covs: list[Tensor | None]) -> Tensor:
+        cov = covs[self.plan.output]
+        assert cov is not None
+        return cov
 
     def _channels(self) -> list[int | None]:
         """How many channels the covariance of every slot has."""

@@ -78,7 +78,8 @@ def rule(
     None for an operand without noise, and may ask for `shapes`.
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
-    `(layer, mean, cov, settings) -> mean`.
+    `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's
+    entries along dimension 1.
 
     Example: a layer that doubles its input.
         >>> class Double(nn.Module):
@@ -114,6 +115,17 @@ def rule(
         return function
 
     return register
+
+
+def channel_std(cov: Tensor, features: int) -> Tensor:
+    """√diag Σ for each feature: one a channel, repeated over the pixels of a flattened image.
+
+    A zero variance has a zero derivative here instead of an infinite one.
+    """
+    variance = torch.diagonal(cov)
+    std = torch.sqrt(variance.clamp_min(torch.finfo(cov.dtype).tiny))
+    std = torch.where(variance > 0, std, torch.zeros_like(std))
+    return std if len(std) == features else std.repeat_interleave(features // len(std))
 
 
 def find(operation: Operation) -> Rule | None:

@@ -20,7 +20,7 @@ from covprop.kernels.moments import (
     quadrature_mean,
 )
 from covprop.layers import HermiteActivation, per_channel
-from covprop.propagate.registry import Call, Operation, option, rule
+from covprop.propagate.registry import Call, Operation, channel_std, option, rule
 from covprop.propagate.rules.norm import expand_pixels
 from covprop.propagate.settings import Settings
 
@@ -28,24 +28,8 @@ Layer = nn.Module | Call
 Slope = float | Callable[[Layer], float]
 
 
-def channel_std(cov: Tensor, features: int) -> Tensor:
-    """√diag Σ for each feature: one a channel, repeated over the pixels of a flattened image.
-
-    A zero variance has a zero derivative here instead of an infinite one.
-    """
-    variance = torch.diagonal(cov)
-    std = torch.sqrt(variance.clamp_min(torch.finfo(cov.dtype).tiny))
-    std = torch.where(variance > 0, std, torch.zeros_like(std))
-    return std if len(std) == features else std.repeat_interleave(features // len(std))
-
-
-def shaped_std(mean: Tensor, cov: Tensor) -> Tensor:
-    """The standard deviation of every entry of `mean`, shaped to broadcast."""
-    return per_channel(channel_std(cov, mean.shape[1]), mean)
-
-
-def relu_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    return moment_relu(mean, channel_std(cov, mean.shape[1]))
+def relu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    return moment_relu(mean, std)
 
 
 @rule(
@@ -64,8 +48,8 @@ def negative_slope(layer: Layer) -> float:
     return float(option(layer, 1, "negative_slope", 0.01))
 
 
-def leaky_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    return moment_relu(mean, channel_std(cov, mean.shape[1]), negative_slope(layer))
+def leaky_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    return moment_relu(mean, std, negative_slope(layer))
 
 
 @rule(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, mean=leaky_mean)
@@ -73,10 +57,9 @@ def leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     return cov * max(1.0, abs(negative_slope(layer))) ** 2
 
 
-def prelu_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    slope = option(layer, 1, "weight")
-    s = shaped_std(mean, cov).to(mean.dtype)
-    return leaky_relu_mean(mean, s, per_channel(slope, mean).to(mean.dtype))
+def prelu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    slope = per_channel(option(layer, 1, "weight"), mean).to(std.dtype)
+    return leaky_relu_mean(mean.to(std.dtype), per_channel(std, mean), slope).to(mean.dtype)
 
 
 @rule(nn.PReLU, F.prelu, mean=prelu_mean)
@@ -89,10 +72,10 @@ def prelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
 GELU_SLOPES = {"none": 1.1289041452, "tanh": 1.1289930687}
 
 
-def gelu_or_quadrature(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
+def gelu_or_quadrature(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
     if option(layer, 1, "approximate", "none") != "none":
-        return elementwise_mean(layer, mean, cov, settings)
-    return gelu_mean(mean.to(cov.dtype), shaped_std(mean, cov)).to(mean.dtype)
+        return elementwise_mean(layer, mean, std, settings)
+    return gelu_mean(mean.to(std.dtype), per_channel(std, mean)).to(mean.dtype)
 
 
 @rule(nn.GELU, F.gelu, mean=gelu_or_quadrature)
@@ -100,9 +83,9 @@ def gelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     return cov * GELU_SLOPES[option(layer, 1, "approximate", "none")] ** 2
 
 
-def elementwise_mean(layer: Layer, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    s = shaped_std(mean, cov)
-    return quadrature_mean(layer, mean.to(cov.dtype), s, settings.quadrature_nodes).to(mean.dtype)
+def elementwise_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    wide, s = mean.to(std.dtype), per_channel(std, mean)
+    return quadrature_mean(layer, wide, s, settings.quadrature_nodes).to(mean.dtype)
 
 
 def elementwise(*operations: Operation, slope: Slope) -> None:
@@ -146,10 +129,9 @@ elementwise(nn.Hardsigmoid, F.hardsigmoid, slope=1.0 / 6.0)
 elementwise(nn.Hardswish, F.hardswish, slope=1.5)
 
 
-def hermite_mean(layer: HermiteActivation, mean: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    s = shaped_std(mean, cov)
-    coefficients = layer.coefficients.to(cov.dtype)
-    return hermite_coefficients(coefficients, mean.to(cov.dtype), s)[0].to(mean.dtype)
+def hermite_mean(layer: HermiteActivation, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    wide, s = mean.to(std.dtype), per_channel(std, mean)
+    return hermite_coefficients(layer.coefficients.to(std.dtype), wide, s)[0].to(mean.dtype)
 
 
 @rule(HermiteActivation, mean=hermite_mean)
