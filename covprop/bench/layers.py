@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Fit:
-    """seconds = start + slope · layers by least squares, and the share of variance it explains."""
+    """seconds = start + slope · cost by least squares, and the share of variance it explains."""
 
     slope: float
     start: float
@@ -110,8 +110,8 @@ def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]
     return [Depth(name, weighted(props[name]), flops[name], times[name]) for name in names]
 
 
-def linear_fit(points: Sequence[Depth]) -> Fit:
-    """Time against the number of layers.
+def linear_fit(points: Sequence[Depth], by: Literal["layers", "flops"] = "layers") -> Fit:
+    """Time against the number of layers, or against the work in them.
 
     Example:
         >>> t = lambda s: Timing(s, s, s, 1, 1)
@@ -119,10 +119,10 @@ def linear_fit(points: Sequence[Depth]) -> Fit:
         >>> round(found.slope, 3), round(found.r_squared, 3)
         (0.1, 1.0)
     """
-    layers = np.array([point.layers for point in points], dtype=float)
+    cost = np.array([getattr(point, by) for point in points], dtype=float)
     seconds = np.array([point.time.median for point in points])
-    slope, start = np.polyfit(layers, seconds, 1)
-    left = seconds - (start + slope * layers)
+    slope, start = np.polyfit(cost, seconds, 1)
+    left = seconds - (start + slope * cost)
     spread = ((seconds - seconds.mean()) ** 2).sum()
     explained = 1.0 - float((left**2).sum() / spread) if spread > 0 else 1.0
     return Fit(float(slope), float(start), explained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from covprop.bench import memory, plots
 from covprop.bench.layers import FORWARD, Depth, Layer, Passes, linear_fit
@@ -42,11 +43,12 @@ def layers_report(
         for batch, (plain, shared) in bytes_by_batch.items()
     ]
     if depths:
-        fit = linear_fit(depths)
+        fit, work = linear_fit(depths), linear_fit(depths, "flops")
         tables.append(_depth_table(depths))
         notes.append(
             f"Covariance pass: {1e6 * fit.slope:.1f} µs a layer "
-            f"{1e6 * fit.start:+.1f} µs, R² = {fit.r_squared:.4f}."
+            f"{1e6 * fit.start:+.1f} µs, R² = {fit.r_squared:.4f}; "
+            f"against the floating-point operations R² = {work.r_squared:.4f}."
         )
         rows += [
             {
@@ -57,7 +59,7 @@ def layers_report(
             }
             for one in depths
         ]
-        rows.append({"slope": fit.slope, "start": fit.start, "r_squared": fit.r_squared})
+        rows += [{"fit": "layers", **asdict(fit)}, {"fit": "flops", **asdict(work)}]
     if layers:
         tables.append(_layer_table(layers))
         rows += [

@@ -21,6 +21,8 @@ def test_fit_finds_a_line_and_says_how_well_it_fits() -> None:
     assert fit.slope == pytest.approx(0.25)
     assert fit.start == pytest.approx(0.5)
     assert fit.r_squared == pytest.approx(1.0)
+    work = [Depth("net", 1, 10**k, point(1, 10.0**k).time) for k in range(4)]
+    assert linear_fit(work, "flops").r_squared == pytest.approx(1.0)
     layers, seconds = [1, 2, 3, 4], [1.0, 3.0, 2.0, 4.0]
     bent = linear_fit([point(k, s) for k, s in zip(layers, seconds, strict=True)])
     assert bent.r_squared == pytest.approx(np.corrcoef(layers, seconds)[0, 1] ** 2)
