@@ -11,6 +11,8 @@ import typer
 from covprop.cli.bench import app as bench_app
 from covprop.cli.certify import certify
 from covprop.cli.data import app as data_app
+from covprop.cli.demo import demo
+from covprop.cli.estimate import estimate
 from covprop.cli.export import export
 from covprop.cli.list import list_
 from covprop.cli.predict import predict
@@ -35,11 +37,13 @@ def _root() -> None:
 app.command("certify")(certify)
 app.command("predict")(predict)
 app.command("export")(export)
+app.command("estimate")(estimate)
 app.command("report")(report)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 app.command("train")(train)
 app.command("list")(list_)
+app.command("demo")(demo)
 
 
 def main() -> None:

@@ -218,7 +218,7 @@ def fill_log(
         todo = [i for i in share if i not in log.done]
         try:
             with progress(len(share), len(share) - len(todo)) as advance:
-                for found, index in _groups(images, todo, group, device):
+                for found, index in groups(images, todo, group, device):
                     seconds = _stopwatch(len(index))
                     for row in evaluate(index, found, seconds):
                         log.append(row)
@@ -235,9 +235,10 @@ def _stopwatch(images: int) -> Callable[[], float]:
     return lambda: (time.perf_counter() - start) / images
 
 
-def _groups(
+def groups(
     images: "Images | FolderImages", todo: list[int], group: int, device: "torch.device"
 ) -> Iterator[tuple["Batch", list[int]]]:
+    """The chosen images, `group` at a time, each with its positions in the data set."""
     from covprop.data import Images, batches
 
     if isinstance(images, Images):

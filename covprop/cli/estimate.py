@@ -1,0 +1,90 @@
+"""`covprop estimate`: closed-form radii beside the certified ones, to see how true they are."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from covprop.cli import options
+
+if TYPE_CHECKING:
+    import torch
+
+    from covprop.data import FolderImages, Images
+
+DEFAULT = ("shared", "calibrated", "linearized")
+
+
+def estimate(
+    run: options.RunArgument,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="shared, calibrated, linearized, dense or sampled; may be given many times.",
+            show_default=" ".join(DEFAULT),
+        ),
+    ] = None,
+    sigma: options.Sigma = None,
+    skip: options.Skip = None,
+    most: options.Max = None,
+    split: options.Split = "test",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    batch: Annotated[int, typer.Option(help="Images in one pass.")] = 100,
+    data: options.Data = None,
+    arch: options.Arch = None,
+    dataset: options.Dataset = None,
+    normalize: options.Normalized = None,
+) -> None:
+    """Estimate the radius of every image in closed form.
+
+    \b
+    covprop estimate runs/digits/radius-0.25
+    covprop estimate RUN --estimator linearized --estimator sampled --max 100
+
+    The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the
+    moments of the logits, no certificates. `covprop report RUN` then shows them beside
+    the certified radii of the same images, with their correlation.
+    """
+    import torch
+
+    from covprop.cli import smoothing
+    from covprop.errors import UnsupportedModel
+    from covprop.train.checkpoint import write
+
+    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = smoothing.choose_sigma(subject, sigma)
+    where = smoothing.choose_device(device)
+    images = smoothing.load_images(subject, split, data)
+    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    model = subject.model.to(where)
+    lines = ["idx\testimator\tradius"]
+    for name in estimator or DEFAULT:
+        torch.manual_seed(seed)
+        try:
+            radii = _radii(model, images, positions, name, level, batch, where)
+        except UnsupportedModel as error:
+            smoothing.warn(f"{name} was left out: {error}")
+            continue
+        typer.echo(f"{name}: mean estimated radius {sum(radii) / len(radii):.3f}")
+        lines += [f"{i}\t{name}\t{r:.6g}" for i, r in zip(positions, radii, strict=True)]
+    path = subject.folder / f"{subject.stem}estimated.tsv"
+    write(path, ("\n".join(lines) + "\n").encode())
+    typer.echo(str(path))
+
+
+def _radii(
+    model: "torch.nn.Module",
+    images: "Images | FolderImages",
+    positions: list[int],
+    name: str,
+    sigma: float,
+    batch: int,
+    device: "torch.device",
+) -> list[float]:
+    from covprop.cli.smoothing import groups
+    from covprop.estimate import margin
+
+    radii: list[float] = []
+    for group, _ in groups(images, positions, batch, device):
+        radii += margin(model, group.x, sigma, name).radius.tolist()
+    return radii
