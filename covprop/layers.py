@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
+
 
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
     """Values [C] shaped to broadcast over x [b, C, ...]."""
@@ -38,11 +40,16 @@ class ActNorm(nn.Module):
         self.log_scale.copy_(-0.5 * torch.log(wide.var(dims, correction=0) + 1e-6))
         self.initialized.fill_(True)
 
+    @property
+    def pending(self) -> bool:
+        """Whether the next batch will set shift and scale."""
+        if self.training and self._pending and not self.initialized.is_meta:
+            self._pending = not bool(self.initialized)
+        return self.training and self._pending
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self._pending and not x.is_meta:
-            if not bool(self.initialized):
-                self.initialize(x)
-            self._pending = False
+        if self.pending and not x.is_meta:
+            self.initialize(x)
         return (x + per_channel(self.shift, x)) * per_channel(self.log_scale.exp(), x)
 
 
@@ -62,7 +69,7 @@ class HermiteActivation(nn.Module):
     def __init__(self, degree: int = 4) -> None:
         super().__init__()
         if degree < 1:
-            raise ValueError(f"HermiteActivation has degree {degree}: it needs at least 1.")
+            raise InvalidInput(f"HermiteActivation has degree {degree}: it needs at least 1.")
         self.coefficients = nn.Parameter(torch.tensor(relu_coefficients(degree)))
 
     def forward(self, x: Tensor) -> Tensor:

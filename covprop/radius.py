@@ -59,12 +59,10 @@ def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPE
 
 def ratio(margin: Tensor, variance: Tensor) -> Tensor:
     """margin/√variance, ±∞ (0 in a tie) where the variance is 0, without NaN gradients."""
-    positive = variance > 0
-    safe = torch.where(positive, variance, torch.ones_like(variance))
-    certain = torch.where(margin == 0, margin, margin.sign() * torch.inf)
-    nan = torch.isnan(margin) | torch.isnan(variance)
-    divided = margin / torch.sqrt(safe)
-    return torch.where(positive | nan, divided + 0 * variance.nan_to_num(), certain.detach())
+    random = variance != 0  # a NaN variance is random too, and stays NaN
+    safe = torch.where(random, variance, torch.ones_like(variance))
+    certain = torch.where(margin == 0, margin, margin.sign() * torch.inf).detach()
+    return torch.where(random, margin / torch.sqrt(safe), certain)
 
 
 def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings = PAPER) -> Tensor:
@@ -74,8 +72,8 @@ def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings
         pair = against_label(out.mean, labels)
     mean = out.mean.to(out.cov.dtype)
     gap = mean.gather(1, pair.top[:, None]) - mean.gather(1, pair.runner_up[:, None])
-    gap = gap.squeeze(1) + 0 * out.mean.detach().sum(1).nan_to_num(posinf=0.0, neginf=0.0)
-    gap = torch.where(torch.isnan(out.mean).any(1), torch.full_like(gap, torch.nan), gap)
+    broken = torch.isnan(out.mean).any(1)
+    gap = torch.where(broken, torch.full_like(gap[:, 0], torch.nan), gap[:, 0])
     return ratio(gap, margin_variance(out.cov, *pair, settings))
 
 

@@ -22,6 +22,7 @@ from covprop.estimate.linearized import linearized
 from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
 from covprop.estimate.shared import calibrated, shared
+from covprop.propagate.measure import switched
 from covprop.propagate.propagator import check_sigma
 
 ESTIMATORS: dict[str, Callable[..., Margin]] = {
@@ -37,6 +38,8 @@ def margin(
     model: nn.Module, x: Tensor, sigma: float, estimator: str = "shared", **options: Any
 ) -> Margin:
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
+
+    The model is evaluated (dropout off, batch norm by its running statistics) and left as it was.
 
     Args:
         model: a classifier returning logits [b, classes].
@@ -55,4 +58,10 @@ def margin(
     """
     if estimator not in ESTIMATORS:
         raise InvalidInput(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}.")
-    return ESTIMATORS[estimator](model, x, check_sigma(sigma), **options)
+    if x.ndim < 2 or not len(x):
+        raise InvalidInput(f"x has shape {list(x.shape)}: give a batch of at least one image.")
+    sigma = check_sigma(sigma)
+    if options.get("create_graph"):  # part of a training step, in the model's own mode
+        return ESTIMATORS[estimator](model, x, sigma, **options)
+    with switched(model, training=False):
+        return ESTIMATORS[estimator](model, x, sigma, **options)

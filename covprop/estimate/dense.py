@@ -22,7 +22,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import HermiteActivation, hermite
-from covprop.propagate.measure import evaluating
+from covprop.propagate.measure import switched
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call
 from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
@@ -173,6 +173,7 @@ def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
             joint.add(slot, mean.view(value.shape), own, cross)
         else:
             value = step.run(joint.values)
+            check_size(value.numel() + joint.cov.shape[0])
             cross = torch.zeros(value.numel(), joint.cov.shape[0], dtype=torch.float64)
             matrices = [(s, linear_matrix(step, joint.values, s)) for s in set(step.random)]
             for source_slot, matrix in matrices:
@@ -193,7 +194,7 @@ def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     twin = copy.deepcopy(model).double().cpu()
     plan = build(twin, tuple(x.shape[1:]), PAPER)
     means, covs = [], []
-    with evaluating(twin):
+    with switched(twin, training=False):
         for image in x.double().cpu():
             mean, cov = propagate(plan, image, sigma)
             means.append(mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from covprop.estimate.result import Margin, margin_of
+from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.radius import top_two
 
 
@@ -29,7 +29,7 @@ def linearized(
         if samples:
             points = points + sigma * torch.randn_like(points)
         points.requires_grad_(True)
-        logits = model(points)
+        logits = logits_of(model, points)
         average = logits.unflatten(0, (len(x), repeats)).mean(1)
         top, runner_up = top_two(average)
         pair = torch.stack([top, runner_up], 1).repeat_interleave(repeats, dim=0)

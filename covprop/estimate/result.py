@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import margin_variance, ratio, top_two
@@ -19,6 +20,18 @@ class Margin(NamedTuple):
     radius: Tensor  # estimated: σ·mean/√var
     top: Tensor
     runner_up: Tensor
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's logits, or one sentence where it does not take such images."""
+    try:
+        return model(x)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise InvalidInput(
+            f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
+            f"on {x.device}: {first}"
+        ) from error
 
 
 def margin_of(mean: Tensor, var: Tensor, sigma: float, top: Tensor, runner_up: Tensor) -> Margin:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.estimate.result import Margin, margin_of
+from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.radius import top_two
 
 
@@ -31,7 +31,7 @@ def sampled(
         for start in range(0, samples, chunk):
             copies = image.expand(min(chunk, samples - start), *image.shape)
             noise = torch.randn(copies.shape, device=x.device, dtype=x.dtype, generator=generator)
-            rows.append(model(copies + sigma * noise))
+            rows.append(logits_of(model, copies + sigma * noise))
         draws.append(torch.cat(rows))
     logits = torch.stack(draws)  # [b, samples, classes]
     logits = logits if logits.dtype == torch.float64 else logits.float()

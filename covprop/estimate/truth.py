@@ -14,7 +14,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate import ESTIMATORS, margin
 from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
-from covprop.propagate.measure import evaluating
+from covprop.propagate.measure import switched
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 
@@ -57,7 +57,7 @@ def estimator_table(
         raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
     found: dict[str, Margin] = {}
     notes: dict[str, str] = {}
-    with evaluating(model), torch.random.fork_rng(_devices(x)):
+    with switched(model, training=False), torch.random.fork_rng(_devices(x)):
         torch.manual_seed(seed)
         for name in ESTIMATORS:
             try:

@@ -172,7 +172,6 @@ class Radius:
             return dict(self._saved or {})
         return {
             "variances": dict(self._prop.named_buffers(recurse=False)),
-            "calibrations": self._prop.calibrations,
             "r_max": self._prop.r_max,
             "measured": self._measured,
         }
@@ -185,9 +184,6 @@ class Radius:
 
     def _apply(self, state: dict[str, Any]) -> None:
         assert self._prop is not None
-        weight = next(self._prop.model.parameters(), torch.empty(0))
-        for name, value in state["variances"].items():
-            setattr(self._prop, name, value.to(weight.device))
-        self._prop.calibrations = state["calibrations"]
+        self._prop.load_state_dict(state["variances"], strict=False)
         self._prop.r_max = state["r_max"]
         self._measured = state["measured"]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, require
 from covprop.methods.gaussian import mean_cross_entropy
-from covprop.propagate.measure import evaluating
+from covprop.propagate.measure import switched
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SmoothAdv:
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
     ) -> Losses:
         noise = draw(x, self.samples, self.sigma, generator)
-        with evaluating(model):
+        with switched(model, training=False):
             attacked = self.attack(model, x, y, noise, self.epsilon_at(epoch))
         logits = logits_of(model, attacked, noise)
         return Losses(mean_cross_entropy(logits, y), logits.detach().mean(1))

@@ -27,7 +27,7 @@ def check(model: nn.Module, input_shape: Sequence[int]) -> None:
 def average_pool(layer: nn.Module) -> nn.Module | None:
     """The average pool with a max pool's windows; padding does not count, as it never wins."""
     for dimension in ("1d", "2d", "3d"):
-        if type(layer) is getattr(nn, f"MaxPool{dimension}"):
+        if type(layer) is getattr(nn, f"MaxPool{dimension}") and layer.dilation == 1:
             pool = getattr(nn, f"AvgPool{dimension}")
             options = {"ceil_mode": layer.ceil_mode, "count_include_pad": False}
             return pool(layer.kernel_size, layer.stride, layer.padding, **options)
@@ -79,11 +79,12 @@ def fix(model: nn.Module, log: Callable[[str], None] = print) -> nn.Module:
         1: MaxPool2d became AvgPool2d
     """
     mended = copy.deepcopy(model)
-    for name, layer in list(mended.named_modules()):
-        replacement = next((new for repair in REPAIRS if (new := repair(layer)) is not None), None)
-        if replacement is None:
+    made: dict[nn.Module, nn.Module] = {}  # a module used twice stays one module
+    for name, layer in list(mended.named_modules(remove_duplicate=False)):
+        new = made.get(layer) or next((n for r in REPAIRS if (n := r(layer)) is not None), None)
+        if new is None:
             continue
-        replacement.train(layer.training)
+        made[layer] = replacement = new.train(layer.training)
         parent, _, child = name.rpartition(".")
         if name == "":
             mended = replacement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ MAX_POOL = (
     "the maximum of Gaussians is not Gaussian",
     "use average pooling (covprop.fix does it for you)",
 )
+MAX_POOL_CALL = (MAX_POOL[0], "write average pooling there")
 PER_IMAGE_NORM = (
     "it divides by a statistic of each image, so the covariance would differ by image",
     "use nn.BatchNorm or covprop.ActNorm (covprop.fix puts in ActNorm)",
@@ -41,10 +43,11 @@ ATTENTION = ("it multiplies random values with each other", "use convolutional b
 REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), MAX_POOL),
     **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), MAX_POOL),
-    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), MAX_POOL),
-    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL),
-    **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL),
-    **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL),
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), MAX_POOL_CALL),
+    **dict.fromkeys((torch.max_pool1d, torch.max_pool2d, torch.max_pool3d), MAX_POOL_CALL),
+    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL_CALL),
+    **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL_CALL),
+    **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm), PER_IMAGE_NORM),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), PER_IMAGE_NORM),
     **dict.fromkeys((F.layer_norm, F.group_norm, F.instance_norm), PER_IMAGE_NORM),
@@ -76,6 +79,7 @@ def unsupported(model: str, faults: Sequence[Fault]) -> UnsupportedModel:
     return error
 
 
+_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -83,6 +87,6 @@ def source_line(node: fx.Node) -> str:
     """The innermost line of the user's own code that made a node, as file:line."""
     found = ""
     for match in _FRAME.finditer(node.stack_trace or ""):
-        if "/torch/" not in match["file"] and "/covprop/propagate/" not in match["file"]:
+        if not match["file"].startswith(_NOT_USERS):
             found = f"{match['file']}:{match['line']}"
     return found

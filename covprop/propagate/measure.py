@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.propagate.plan import Plan
 
 
@@ -20,10 +21,10 @@ class LayerNoise(NamedTuple):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, every module's own mode restored afterwards."""
+def switched(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in another mode, every module's own mode restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:
@@ -50,22 +51,18 @@ def neighbour_correlation(noise: Tensor) -> float:
 
 
 def measure(
-    plan: Plan, model: nn.Module, x: Tensor, sigma: float, samples: int,
-    channels: list[int | None],
-) -> dict[int, LayerNoise]:  # fmt: skip
-    """Run `samples` noisy copies of each image through the network itself, in eval mode.
-
-    `channels` gives the channels of each slot's covariance, which tells a flattened image from a
-    vector of channels.
-    """
+    plan: Plan, model: nn.Module, x: Tensor, sigma: float, samples: int
+) -> dict[int, LayerNoise]:
+    """Run `samples` noisy copies of each image through the network itself, in eval mode."""
+    if samples < 2:
+        raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
     batch = x.shape[0]
     copies = x.repeat_interleave(samples, dim=0)
     noisy = copies + sigma * torch.randn_like(copies)
     found: dict[int, LayerNoise] = {}
 
     def visit(slot: int, value: Tensor) -> None:
-        count = channels[slot]
-        assert count is not None
+        count = plan.steps[slot - 1].channels
         wide = value if value.dtype == torch.float64 else value.float()
         noise = wide.unflatten(0, (batch, samples))
         noise = noise - noise.mean(1, keepdim=True)
@@ -75,6 +72,6 @@ def measure(
         variance = noise.square().mean(dims) * (samples / (samples - 1))
         found[slot] = LayerNoise(variance, neighbour_correlation(noise))
 
-    with evaluating(model):
+    with switched(model, training=False):
         plan.run_plain(noisy, visit)
     return found

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
+from covprop.layers import ActNorm
 from covprop.propagate.registry import Call, Rule, Unsupported, channel_std
 from covprop.propagate.settings import Settings
 
@@ -57,7 +58,9 @@ class Step:
     shapes: tuple[tuple[int, ...], ...] = ()  # shape of each operand, without the batch
     out_shape: tuple[int, ...] = ()
     rule: Rule | None = None  # None: the step's value carries no noise
+    channels: int = 0  # of the covariance after the step
     fixed: bool = False  # computed from weights and constants alone, without the image
+    size: Any = None  # a number read off the image's shape, the same for every batch
     frees: tuple[int, ...] = ()  # slots no later step reads
 
     def run(self, values: list[Any]) -> Any:
@@ -65,7 +68,9 @@ class Step:
         if isinstance(self.target, Attribute):
             return getattr(self.target.owner, self.target.name)
         if isinstance(self.target, Constant):
-            return self.target.value
+            made = self.target.value
+            on = values[0].device if isinstance(values[0], Tensor) else None
+            return made.to(on) if isinstance(made, Tensor) else made
         args = fill(self.args, values)
         return self.target(*args, **fill(self.kwargs, values))
 
@@ -107,6 +112,8 @@ class Step:
         """Whether the covariance rule uses the mean of its input here."""
         if self.rule is None or "mean" not in self.rule.extras:
             return False
+        if isinstance(self.target, ActNorm):
+            return self.target.pending
         settled = getattr(self.target, "running_var", None) is not None
         return not settled or self.target.training
 
@@ -172,7 +179,7 @@ class Plan:
         for slot, step in enumerate(self.steps, start=1):
             if step.rule is None:
                 covs.append(None)
-                values.append(step.run(values) if step.fixed else None)
+                values.append(step.run(values) if step.fixed else step.size)
                 continue
             out = step.covariance(step.layer(values), covs, values, settings)
             covs.append(correct(slot, out) if correct else out)

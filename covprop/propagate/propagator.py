@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,18 +11,60 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
-from covprop.propagate.measure import measure
-from covprop.propagate.plan import full_precision
+from covprop.names import nearest
+from covprop.propagate.measure import measure, switched
+from covprop.propagate.plan import Plan, full_precision
 from covprop.propagate.settings import PAPER, Settings
 from covprop.propagate.trace import build
 
 
 def check_sigma(sigma: float) -> float:
     """σ as a float, or one sentence about what is wrong with it."""
-    value = float(sigma)
+    try:
+        value = float(sigma)
+    except (TypeError, ValueError):
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
     return value
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """An image shape as a tuple, or one sentence about what is wrong with it."""
+    valid = isinstance(shape, Sequence) and len(shape) > 1 and all(int(n) > 0 for n in shape)
+    if not valid:
+        raise InvalidInput(
+            f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."
+        )
+    return tuple(int(n) for n in shape)
+
+
+def plans(model: nn.Module, shape: tuple[int, ...], settings: Settings) -> dict[bool, Plan]:
+    """A plan for training and one for evaluation: the same, unless forward itself asks
+    `self.training`, which a trace can only answer once."""
+    own = build(model, shape, settings)
+    with switched(model, not model.training):
+        other = build(model, shape, settings)
+    check_names(own, settings)
+    same = [a.args == b.args and a.kwargs == b.kwargs and a.target is b.target
+            for a, b in zip(own.steps, other.steps, strict=False)]  # fmt: skip
+    if len(own.steps) == len(other.steps) and all(same):
+        other = own
+    return {model.training: own, not model.training: other}
+
+
+def check_names(plan: Plan, settings: Settings) -> None:
+    """A misspelt layer in a mapping of r_max would silently mean 0."""
+    if isinstance(settings.r_max, Mapping):
+        names = [step.name for step in plan.steps if step.rule is not None]
+        for name in settings.r_max:
+            if name not in names:
+                raise InvalidInput(f"r_max names {name}, which is no layer{nearest(name, names)}.")
+
+
+def _note_calibrations(module: nn.Module, incompatible: object) -> None:
+    assert isinstance(module, Propagator)
+    module._measured = bool(module.calibrations > 0)
 
 
 class Propagator(nn.Module):
@@ -50,6 +92,8 @@ class Propagator(nn.Module):
         (torch.Size([5, 3]), torch.Size([3, 3]))
     """
 
+    calibrations: Tensor
+
     def __init__(
         self,
         model: nn.Module,
@@ -62,16 +106,26 @@ class Propagator(nn.Module):
         self.model = model
         self.sigma = check_sigma(sigma)
         self.settings = settings
-        self.input_shape = tuple(input_shape)
+        self.input_shape = check_shape(input_shape)
         self.calibrated = calibrated
-        self.plan = build(model, self.input_shape, settings)
+        self.plans = plans(model, self.input_shape, settings)
         self.r_max: dict[str, float] | None = None
         self._frozen: tuple[list[Tensor | None], Tensor] | None = None
-        self.calibrations = 0
+        self._measured = False  # host-side copy of calibrations > 0
         if calibrated:
+            device = next(model.parameters(), torch.empty(0)).device
+            self.register_buffer("calibrations", torch.tensor(0, device=device))
             for slot, step in enumerate(self.plan.steps, start=1):
                 if step.rule is not None:
-                    self.register_buffer(f"variance_{slot}", torch.zeros(0))
+                    self.register_buffer(
+                        f"variance_{slot}", torch.zeros(step.channels, device=device)
+                    )
+            self.register_load_state_dict_post_hook(_note_calibrations)
+
+    @property
+    def plan(self) -> Plan:
+        """The steps for the mode the model is in."""
+        return self.plans[self.model.training]
 
     def forward(self, x: Tensor) -> Gaussian:
         """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
@@ -80,7 +134,7 @@ class Propagator(nn.Module):
             deviations, cov = self._frozen
             return Gaussian(self.plan.means(x, deviations, self.settings), cov)
         settings = self._settings(x)
-        if self.calibrated and self.calibrations == 0:
+        if self.calibrated and not self._measured:
             self.calibrate(x)
         correct = self._correct if self.calibrated else None
         if self.plan.needs_image():
@@ -95,21 +149,24 @@ class Propagator(nn.Module):
 
         Batch norms use their running variance here, also in training mode.
         """
+        if self.calibrated and not self._measured:
+            raise InvalidInput("nothing is calibrated yet: call prop.calibrate(x) first.")
         like = next(self.model.parameters(), torch.empty(0))
-        correct = self._correct if self.calibrated and self.calibrations else None
+        correct = self._correct if self.calibrated else None
         with full_precision(like):
             return self.plan.covariances(self._input_cov(like), self._settings(None), correct)
 
     @contextmanager
     def frozen(self) -> Iterator[Propagator]:
         """Compute Σ once and reuse it: for evaluation, while the weights do not change."""
+        before = self._frozen
         with torch.no_grad():
             covs = self.covariances()
             self._frozen = (self.plan.deviations(covs), self._output(covs))
         try:
             yield self
         finally:
-            self._frozen = None
+            self._frozen = before
 
     @torch.no_grad()
     def measure_r_max(self, x: Tensor, samples: int = 16) -> dict[str, float]:
@@ -119,7 +176,7 @@ class Propagator(nn.Module):
         it by itself on the batch it is given.
         """
         self._check(x)
-        found = measure(self.plan, self.model, x, self.sigma, samples, self._channels())
+        found = measure(self.plan, self.model, x, self.sigma, samples)
         self.r_max = {
             step.name: found[slot].correlation
             for slot, step in enumerate(self.plan.steps, start=1)
@@ -139,14 +196,15 @@ class Propagator(nn.Module):
         if not self.calibrated:
             raise InvalidInput("calibrate needs Propagator(..., calibrated=True).")
         self._check(x)
-        found = measure(self.plan, self.model, x, self.sigma, samples, self._channels())
+        found = measure(self.plan, self.model, x, self.sigma, samples)
         for slot, layer in found.items():
             old = getattr(self, f"variance_{slot}")
             new = layer.variance
-            if self.calibrations and len(old) == len(new):
+            if self._measured:
                 new = momentum * old + (1 - momentum) * new
             setattr(self, f"variance_{slot}", new)
-        self.calibrations += 1
+        self.calibrations = self.calibrations + 1
+        self._measured = True
 
     def _correct(self, slot: int, cov: Tensor) -> Tensor:
         measured = getattr(self, f"variance_{slot}").to(cov.dtype)
@@ -160,14 +218,6 @@ class Propagator(nn.Module):
         cov = covs[self.plan.output]
         assert cov is not None
         return cov
-
-    def _channels(self) -> list[int | None]:
-        """How many channels the covariance of every slot has."""
-        with torch.no_grad():
-            like = next(self.model.parameters(), torch.empty(0))
-            settings = self.settings.but(r_max=0.0)
-            covs = self.plan.covariances(self._input_cov(like), settings)
-        return [None if cov is None else len(cov) for cov in covs]
 
     def _settings(self, x: Tensor | None) -> Settings:
         if self.settings.r_max != "estimated":
@@ -194,6 +244,10 @@ class Propagator(nn.Module):
                 f"input_shape={tuple(x.shape[1:])}."
             )
         weight = next(self.model.parameters(), x)
+        if x.dtype != weight.dtype and not x.is_floating_point():
+            raise InvalidInput(
+                f"the input is {x.dtype}: give images as {weight.dtype}, scaled to [0, 1]."
+            )
         if x.device != weight.device:
             raise InvalidInput(
                 f"the input is on {x.device} and the model on {weight.device}: "

@@ -40,6 +40,13 @@ OUT_OF_PLACE: dict[Any, Any] = {
 }
 
 
+# a + a and a − a are no sums of independent values.
+DOUBLED: dict[Any, int] = {
+    **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 2),
+    **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), 0),
+}
+
+
 class _Tracer(fx.Tracer):
     """Traces into the user's blocks; a module that has a rule of its own is one step."""
 
@@ -56,6 +63,15 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     that forward makes itself (which fx leaves on the model as attributes: taken off again)."""
     before = set(vars(model))
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
+    needed = [
+        p.name for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]  # fmt: skip
+    if needed:
+        raise UnsupportedModel(
+            f"{type(model).__name__}.forward needs {', '.join(needed)} beside the image: "
+            "give them defaults, or wrap the model in a module that takes the image alone."
+        )
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:
         graph = _Tracer().trace(model, concrete_args=defaults or None)
@@ -109,7 +125,9 @@ def flatten_graph(
         if not isinstance(target, nn.Module | Attribute | Constant) and target in OUT_OF_PLACE:
             target, in_place = OUT_OF_PLACE[target], True
         in_place = in_place or node.kwargs.get("inplace") is True
-        args = () if node.op == "placeholder" else convert(tuple(node.args))
+        args: tuple[Any, ...] = () if node.op == "placeholder" else convert(tuple(node.args))
+        if target in DOUBLED and len(args) == 2 and args[0] == args[1] and not node.kwargs:
+            target, args = operator.mul, (args[0], DOUBLED[target])
         name = node.target if node.op in ("call_module", "get_attr") else node.name
         kwargs = convert(dict(node.kwargs))
         steps.append(Step(str(name), target, args, kwargs, source_line(node)))
@@ -129,17 +147,19 @@ class _Shapes(nn.Module):
         self.model, self.steps, self.settings = model, steps, settings
         self.faults: list[Fault] = []
         self.done: list[Step] = []
+        self.values: list[Any] = []
+        self.covs: list[Tensor | None] = []
 
-    def forward(self, x: Tensor) -> tuple[list[Tensor | None], list[Any]]:
-        values: list[Any] = [x]
-        covs: list[Tensor | None] = [torch.eye(x.shape[1], device="meta", dtype=x.dtype)]
+    def forward(self, x: Tensor) -> None:
+        values, covs = self.values, self.covs
+        values.append(x)
+        covs.append(torch.eye(x.shape[1], device="meta", dtype=x.dtype))
         for step in self.steps:
             value = self.look(step, values)
             values.append(value.to("meta") if isinstance(value, Tensor) else value)
             step, cov = self.resolve(step, values, covs)
             self.done.append(step)
             covs.append(cov)
-        return covs, values
 
     def look(self, step: Step, values: list[Any]) -> Any:
         """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
@@ -152,6 +172,16 @@ class _Shapes(nn.Module):
                 raise
             return torch.empty_like(values[refs(step.args)[0]])
 
+    def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
+        assert step.rule is not None
+        try:
+            return step.covariance(step.layer(values), covs, values, self.settings)
+        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+            rule, what = step.rule.cov.__name__, type(error).__name__
+            raise UnsupportedModel(
+                f"the rule {rule} of {step.name} failed with {what}: {error}"
+            ) from error
+
     def resolve(
         self, step: Step, values: list[Any], covs: list[Tensor | None]
     ) -> tuple[Step, Tensor | None]:
@@ -161,7 +191,7 @@ class _Shapes(nn.Module):
         if not random or not carries_noise(value):
             fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
             return replace(step, fixed=fixed), None
-        operation = type(step.target) if isinstance(step.target, nn.Module) else step.target
+        operation = operation_of(step)
         given = operands_of(step)
         operands = tuple(
             arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
@@ -178,12 +208,18 @@ class _Shapes(nn.Module):
             if not isinstance(value, Tensor) or value.shape[0] != values[0].shape[0]:
                 raise Unsupported("its output does not keep the batch in dimension 0",
                                   "keep one row an image")  # fmt: skip
-            return step, step.covariance(step.layer(values), covs, values, self.settings)
+            cov = self.apply_rule(step, covs, values)
+            return replace(step, channels=len(cov)), cov
         except Unsupported as error:
             what = describe(operation)
             self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
             width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
             return step, (first.new_empty(width, width) if first is not None else None)
+
+
+def operation_of(step: Step) -> Any:
+    """What a rule is registered for: the type of a module, or the function itself."""
+    return type(step.target) if isinstance(step.target, nn.Module) else step.target
 
 
 def operands_of(step: Step) -> list[Any]:
@@ -211,30 +247,48 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     The model is not run: parameters and buffers are replaced by meta tensors for the look.
     """
     steps, output = flatten_graph(model, *trace(model))
+    two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
+    if two.faults:
+        raise unsupported(type(model).__name__, two.faults)
+    logits = two.values[output] if output >= 0 else None
+    if not isinstance(logits, Tensor) or two.covs[output] is None or logits.ndim != 2:
+        raise UnsupportedModel(
+            f"{type(model).__name__} must return one tensor of logits [batch, classes] computed "
+            "from its input; wrap it in a module that does."
+        )
+    done = [
+        replace(step, size=same_number(a, b))
+        for step, a, b in zip(two.done, two.values[1:], three.values[1:], strict=True)
+    ]
+    return Plan(tuple(free_early(done, output)), output, tuple(input_shape))
+
+
+def same_number(a: Any, b: Any) -> Any:
+    """A value that does not change with the batch size, such as x.size(1); None for others."""
+    return a if not isinstance(a, Tensor) and type(a) is type(b) and a == b else None
+
+
+def look(
+    model: nn.Module, steps: list[Step], input_shape: tuple[int, ...], settings: Settings,
+    batch: int,
+) -> _Shapes:  # fmt: skip
+    """Interpret the steps on meta tensors for one batch size."""
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
     shapes = _Shapes(model, steps, abstract)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     on_meta = {f"model.{key}": value.detach().to("meta") for key, value in state.items()}
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
-    x = torch.empty(2, *input_shape, device="meta", dtype=dtype)
+    x = torch.empty(batch, *input_shape, device="meta", dtype=dtype)
     try:
-        covs, values = torch.func.functional_call(shapes, on_meta, (x,))
+        torch.func.functional_call(shapes, on_meta, (x,))
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         failed = steps[len(shapes.done)]
         first = str(error).strip().splitlines()[0]
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
-            f"{failed.name} ({describe(type(failed.target))}) says: {first}"
+            f"{failed.name} ({describe(operation_of(failed))}) says: {first}"
         ) from error
-    steps = shapes.done
-    if not shapes.faults and (output < 0 or covs[output] is None or values[output].ndim != 2):
-        raise UnsupportedModel(
-            f"{type(model).__name__} must return one tensor of logits [batch, classes] computed "
-            "from its input; wrap it in a module that does."
-        )
-    if shapes.faults:
-        raise unsupported(type(model).__name__, shapes.faults)
-    return Plan(tuple(free_early(steps, output)), output, tuple(input_shape))
+    return shapes
 
 
 def free_early(steps: list[Step], output: int) -> list[Step]:

@@ -35,7 +35,7 @@ def sum_over_taps(cov: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
 
 def constant_in(weight: Tensor, cov: Tensor, settings: Settings) -> Tensor:
     """A weight in Σ's precision, held constant where the settings say so."""
-    return (weight.detach() if settings.detach_covariance else weight).to(cov.dtype)
+    return (weight.detach() if settings.detach_covariance else weight).to(cov)
 
 
 def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:

@@ -32,7 +32,7 @@ def same_layout(covs: list[Tensor], shapes: list[tuple]) -> list[Tensor]:
     *(operator.add, operator.sub, torch.add, torch.sub),
     *(torch.Tensor.add, torch.Tensor.sub),
 )
-def add(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+def add(call: Call, covs: Covs, settings: Settings, shapes: tuple, out_shape: tuple) -> Tensor:
     """Σ_a + Σ_b for a + b and a − b of random operands; a constant adds nothing."""
     alpha = call.kwargs.get("alpha", 1)
     random = [(cov, shape) for cov, shape in zip(covs, shapes, strict=True) if cov is not None]
@@ -40,7 +40,15 @@ def add(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
     second_is_random = covs[-1] is not None
     if alpha != 1 and second_is_random:
         laid_out[-1] = laid_out[-1] * alpha**2
-    return sum(laid_out[1:], start=laid_out[0])
+    total = sum(laid_out[1:], start=laid_out[0])
+    return common_noise(total, [shape for _, shape in random], out_shape)
+
+
+def common_noise(cov: Tensor, shapes: list[tuple], out_shape: tuple) -> Tensor:
+    """The covariance where a single channel was broadcast to many: all of them share its noise."""
+    if all(shape[0] == 1 for shape in shapes) and out_shape[0] > 1:
+        return cov.expand(out_shape[0], out_shape[0])
+    return cov
 
 
 def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) -> Tensor:
@@ -59,7 +67,10 @@ def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) 
             "the factor differs between pixels, so they no longer share one covariance",
             "use one factor a channel, shaped [C, 1, 1]",
         )
-    return scale_channels(cov, factor.flatten().expand(shape[0]))
+    factor = factor.flatten()
+    if shape[0] == 1:  # one channel, broadcast to as many as there are factors
+        return scale_channels(cov.expand(len(factor), len(factor)), factor)
+    return scale_channels(cov, factor.expand(shape[0]))
 
 
 @rule(operator.mul, torch.mul, torch.Tensor.mul)
@@ -78,8 +89,10 @@ def multiply(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tenso
 
 @rule(operator.truediv, torch.div, torch.Tensor.div)
 def divide(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
-    if covs[0] is None or covs[-1] is not None:
+    if covs[0] is None or (len(covs) > 1 and covs[1] is not None):
         raise Unsupported("dividing by a random value is not linear", "divide by a constant")
+    if call.kwargs.get("rounding_mode") is not None:
+        raise Unsupported("rounding is not linear", "divide without rounding_mode")
     return constant_factor(covs[0], 1.0 / call.get(1, "other"), shapes[0], settings)
 
 

@@ -75,7 +75,9 @@ def functional_batch_norm(
 
 
 @rule(ActNorm)
-def act_norm(layer: ActNorm, cov: Tensor, settings: Settings) -> Tensor:
+def act_norm(layer: ActNorm, cov: Tensor, settings: Settings, mean: Tensor | None) -> Tensor:
+    if layer.pending and mean is not None and not mean.is_meta:
+        layer.initialize(mean)  # the first batch of a training run
     return scale_channels(cov, constant_in(layer.log_scale.exp(), cov, settings))
 
 
