@@ -31,7 +31,7 @@ def check_sigma(sigma: float) -> float:
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or one sentence about what is wrong with it."""
-    valid = isinstance(shape, Sequence) and len(shape) > 1 and all(int(n) > 0 for n in shape)
+    valid = isinstance(shape, Sequence) and shape and all(int(n) > 0 for n in shape)
     if not valid:
         raise InvalidInput(
             f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."

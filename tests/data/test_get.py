@@ -161,6 +161,7 @@ def link(target: str) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [tar({"a": b"1", "../escaped": b"2"}), link("/etc/passwd"), tar({"a": b"1" * 9999})[:-30]],
+    ids=["escapes", "links", "cut"],
 )
 def test_an_unsafe_or_damaged_archive_leaves_nothing(tmp_path, content):
     folder = tmp_path / "into"
