@@ -128,7 +128,7 @@ def digits(method: dict[str, Any], epochs: int) -> Config:
 SMALL = {
     "gaussian": ({"name": "gaussian", "samples": 1}, 30),
     "consistency": ({"name": "consistency", "weight": 10.0}, 30),
-    "macer": ({"name": "macer", "samples": 4, "weight": 4.0, "from_epoch": 10}, 30),
+    "macer": ({"name": "macer", "samples": 16, "weight": 4.0, "beta": 4.0, "from_epoch": 10}, 30),
     "smoothadv": ({"name": "smoothadv", "epsilon": 0.5, "steps": 2}, 30),
     "radius": ({"name": "radius", "preset": "paper", "weight": 4.0, "from_epoch": 15}, 30),
     "radius-reference": (

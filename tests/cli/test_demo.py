@@ -1,0 +1,90 @@
+"""`covprop demo` and `covprop estimate`, end to end on digits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from covprop import margin
+from covprop.run import Run
+
+
+def covprop(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "covprop", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The demo, cut short: one epoch, a few images, few samples."""
+    out = tmp_path_factory.mktemp("demo")
+    done = covprop("demo", "--out", out, "--n", 200, "--max", 6, "--epochs", 1)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_demo_trains_certifies_and_names_the_report(demo: tuple[Path, str]) -> None:
+    out, text = demo
+    for name in ("gaussian-0.25", "macer-0.25", "radius-linearized-0.25"):
+        assert (out / name / "model.safetensors").is_file()
+        assert len((out / name / "certify_sigma_0.25.tsv").read_text().splitlines()) == 7
+        assert name in text
+    page = out / "report" / "report.html"
+    assert page.is_file()
+    assert f"Open {page}" in text
+
+
+def test_demo_goes_on_where_it_was(demo: tuple[Path, str]) -> None:
+    out, _ = demo
+    before = (out / "gaussian-0.25" / "model.safetensors").stat().st_mtime_ns
+    again = covprop("demo", "--out", out, "--n", 200, "--max", 6, "--epochs", 1)
+    assert again.returncode == 0, again.stderr
+    assert "already trained" in again.stdout + again.stderr
+    assert (out / "gaussian-0.25" / "certify_sigma_0.25.tsv").read_text().count("\n") == 7
+    assert (out / "gaussian-0.25" / "model.safetensors").stat().st_mtime_ns >= before
+
+
+def test_estimates_are_those_of_margin(demo: tuple[Path, str]) -> None:
+    out, _ = demo
+    run = Run(out / "gaussian-0.25")
+    lines = (run.folder / "estimated.tsv").read_text().splitlines()
+    assert lines[0] == "idx\testimator\tradius"
+    rows = [line.split("\t") for line in lines[1:]]
+    ours = [float(radius) for _, estimator, radius in rows if estimator == "linearized"]
+    images = run.load_data("test").images[:6].float() / 255
+    expected = margin(run.load_model(), images, run.sigma, "linearized").radius
+    assert torch.tensor(ours) == pytest.approx(expected, rel=1e-4)
+    assert {estimator for _, estimator, _ in rows} == {"shared", "calibrated", "linearized"}
+
+
+def test_estimate_leaves_out_what_cannot_be_propagated(
+    demo: tuple[Path, str], tmp_path: Path
+) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from torch import nn\n"
+        "def build(num_classes, image_shape):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(),\n"
+        "                         nn.Linear(36, num_classes))\n"
+    )
+    run = tmp_path / "run"
+    setting = f"model={net}:build"
+    trained = covprop(
+        "train", "digits/gaussian-0.25", "--set", setting, "--set", "train.epochs=1", "--out", run
+    )
+    assert trained.returncode == 0, trained.stderr
+    done = covprop("estimate", run, "--max", 4)
+    assert done.returncode == 0, done.stderr
+    assert "shared was left out" in done.stderr
+    assert "the maximum of Gaussians is not Gaussian" in done.stderr
+    assert "linearized\t" in (run / "estimated.tsv").read_text()
+
+
+def test_unknown_estimator_is_one_sentence(demo: tuple[Path, str]) -> None:
+    out, _ = demo
+    done = covprop("estimate", out / "gaussian-0.25", "--estimator", "guess")
+    assert done.returncode == 2
+    assert "choose one of shared" in done.stderr
+    assert "Traceback" not in done.stderr
