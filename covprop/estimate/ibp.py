@@ -1,0 +1,206 @@
+"""Interval bounds: a box around every value that holds every input of a box.
+
+Boxes are propagated step by step in the form centre ± radius (Gowal et al. 2018). An affine step
+maps the centre by itself and the radius by the absolute values of its matrix, which gives the
+smallest box; an activation maps each interval to its exact range. Boxes forget how units move
+together, so they grow with depth: what is said of them always holds, and is seldom tight.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput, UnsupportedModel
+from covprop.layers import HermiteActivation
+from covprop.propagate.measure import switched
+from covprop.propagate.plan import Plan, Step
+from covprop.propagate.registry import Call, describe, option
+from covprop.propagate.rules import activation, conv, linear
+from covprop.propagate.settings import PAPER
+from covprop.propagate.trace import build, operation_of
+
+WEIGHTED = (
+    *(conv.conv, conv.conv_transpose, conv.functional_conv, conv.functional_conv_transpose),
+    *(linear.linear, linear.functional_linear, linear.matmul),
+)
+"""The rules of steps whose rows mix signs; every other affine step has rows of one sign."""
+
+# Where each activation turns from falling to rising, beside those that only rise.
+VALLEYS: dict[Any, float] = {
+    nn.SiLU: -1.278464542761074,
+    nn.functional.silu: -1.278464542761074,
+    nn.Mish: -1.1924312145154952,
+    nn.functional.mish: -1.1924312145154952,
+    nn.Hardswish: -1.5,
+    nn.functional.hardswish: -1.5,
+}
+GELU_VALLEYS = {"none": -0.7517915247, "tanh": -0.7524614221}
+RISING = {
+    *(nn.ReLU, nn.functional.relu, nn.functional.relu_, torch.relu, torch.relu_),
+    *(torch.Tensor.relu, torch.Tensor.relu_, nn.ReLU6, nn.functional.relu6),
+    *(nn.Tanh, nn.functional.tanh, torch.tanh, torch.Tensor.tanh),
+    *(nn.Sigmoid, nn.functional.sigmoid, torch.sigmoid, torch.Tensor.sigmoid),
+    *(nn.LogSigmoid, nn.functional.logsigmoid, nn.Softplus, nn.functional.softplus),
+    *(nn.Softsign, nn.functional.softsign, nn.Softshrink, nn.functional.softshrink),
+    *(nn.Tanhshrink, nn.functional.tanhshrink, nn.SELU, nn.functional.selu, torch.selu),
+    *(nn.Hardtanh, nn.functional.hardtanh, nn.Hardsigmoid, nn.functional.hardsigmoid),
+}
+KINKED = {
+    *(nn.LeakyReLU, nn.functional.leaky_relu, nn.functional.leaky_relu_),
+    *(nn.PReLU, nn.functional.prelu, nn.ELU, nn.functional.elu, nn.CELU, nn.functional.celu),
+}
+"""Rising on either side of 0, or turning there where the slope of the left side is negative."""
+
+
+class Box(NamedTuple):
+    """lower ≤ value ≤ upper, entry by entry."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def center(self) -> Tensor:
+        return 0.5 * (self.lower + self.upper)
+
+    @property
+    def radius(self) -> Tensor:
+        return 0.5 * (self.upper - self.lower)
+
+
+def ibp(model: nn.Module, x: Tensor, epsilon: float) -> Box:
+    """Bounds [b, classes] on the logits of every input whose entries differ from x by at most ε.
+
+    The ℓ∞ box of half-width ε holds the ℓ2 ball of radius ε, so the bounds hold there too. They
+    speak of the network itself, not of the smoothed classifier, and hold up to rounding.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> box = ibp(model, torch.zeros(1, 2), epsilon=0.1)
+        >>> bool((box.lower <= model(torch.full((1, 2), 0.1))).all())
+        True
+    """
+    if not epsilon >= 0:
+        raise InvalidInput(f"epsilon is {epsilon}: give the half-width of the box, 0 or more.")
+    with switched(model, training=False), torch.no_grad():
+        plan = build(model, tuple(x.shape[1:]), PAPER)
+        box = boxes(plan, Box(x - epsilon, x + epsilon))[plan.output]
+    assert box is not None
+    return box
+
+
+@torch.no_grad()
+def boxes(plan: Plan, box: Box) -> list[Box | None]:
+    """The box of every slot, None for values without noise. The model must be in eval mode."""
+    values: list[Any] = [box.center]
+    found: list[Box | None] = [box]
+    for step in plan.steps:
+        if step.rule is None:
+            values.append(step.run(values))
+            found.append(None)
+            continue
+        made = _activate(step, values, found) if step.rule.mean else _affine(step, values, found)
+        values.append(made.center)
+        found.append(made)
+    return found
+
+
+def _affine(step: Step, values: list[Any], found: list[Box | None]) -> Box:
+    assert step.rule is not None
+    if step.rule.cov.__module__.split(".")[:3] != ["covprop", "propagate", "rules"]:
+        raise UnsupportedModel(
+            f"interval bounds know no bound for {step.name} ({describe(operation_of(step))}), "
+            "which has a rule of its own; leave it out, or use the sampled estimator."
+        )
+    center = step.run(values)
+    slots = list(dict.fromkeys(step.random))
+    radii = {slot: box.radius for slot in slots if (box := found[slot]) is not None}
+    if step.rule.cov in WEIGHTED:
+        radius = _absolute(step, values, slots[0], radii[slots[0]])
+    else:
+        still = {slot: torch.zeros_like(radii[slot]) for slot in slots}
+        at_rest = step.run(_with(values, still))
+        # Rows of one sign: |A| r = |A r|. Operands count one by one, as a − b mixes signs.
+        moved = [step.run(_with(values, {**still, slot: radii[slot]})) for slot in slots]
+        radius = sum((abs(value - at_rest) for value in moved), start=torch.zeros_like(at_rest))
+    return Box(center - radius, center + radius)
+
+
+def _with(values: list[Any], given: dict[int, Tensor]) -> list[Any]:
+    return [given.get(slot, value) for slot, value in enumerate(values)]
+
+
+def _absolute(step: Step, values: list[Any], slot: int, radius: Tensor) -> Tensor:
+    """|A| r for a convolution, a linear layer or x @ W."""
+    values = _with(values, {slot: radius})
+    if isinstance(step.target, nn.Module):
+        named = dict(step.target.named_parameters())
+        state = {
+            name: torch.zeros_like(p) if name.endswith("bias") else p.abs()
+            for name, p in named.items()
+        }
+        return torch.func.functional_call(step.target, state, (radius,))
+    call = step.layer(values)
+    assert isinstance(call, Call)
+    args = [_magnitude(place, arg) for place, arg in enumerate(call.args)]
+    return call.function(
+        *args, **{name: _magnitude(name, arg) for name, arg in call.kwargs.items()}
+    )
+
+
+def _magnitude(key: int | str, arg: Any) -> Any:
+    """An argument of F.conv2d(x, weight, bias, …), F.linear(x, weight, bias) or x @ weight."""
+    if key in (1, "weight", "other"):
+        return arg.abs()
+    return None if key in (2, "bias") else arg
+
+
+def _activate(step: Step, values: list[Any], found: list[Box | None]) -> Box:
+    box = found[step.random[0]]
+    assert box is not None
+    assert step.rule is not None
+    layer = step.layer(values)
+    turns = turning_points(operation_of(step), layer)
+    if turns is None:
+        if step.rule.mean is not activation.elementwise_mean:
+            raise UnsupportedModel(
+                f"interval bounds do not know where {step.name} "
+                f"({describe(operation_of(step))}) rises and falls; register it with "
+                "covprop.elementwise(..., slope=...)."
+            )
+        # All that is known is the largest slope: f moves no further than α times its input.
+        one = torch.ones(1, 1, dtype=box.lower.dtype, device=box.lower.device)
+        radius = step.rule.cov(layer, one, PAPER).sqrt().item() * box.radius
+        center = layer(box.center)
+        return Box(center - radius, center + radius)
+    inner = [torch.minimum(torch.maximum(box.lower.new_tensor(t), box.lower), box.upper)
+             for t in turns]  # fmt: skip
+    extremes = torch.stack([layer(at) for at in (box.lower, box.upper, *inner)])
+    return Box(extremes.amin(0), extremes.amax(0))
+
+
+def turning_points(operation: Any, layer: nn.Module | Call) -> list[float] | None:
+    """Where an activation may turn between rising and falling; None where nothing is known."""
+    if operation in RISING:
+        return []
+    if operation in KINKED:
+        return [0.0]
+    if operation in VALLEYS:
+        return [VALLEYS[operation]]
+    if operation in (nn.GELU, nn.functional.gelu):
+        return [GELU_VALLEYS[option(layer, 1, "approximate", "none")]]
+    if isinstance(layer, HermiteActivation):
+        return hermite_turns(layer.coefficients.detach().double().cpu().numpy())
+    return None
+
+
+def hermite_turns(coefficients: np.ndarray) -> list[float]:
+    """Candidates for the turning points of Σ_k c_k h_k: the real parts of the roots of its
+    derivative. A candidate too many does no harm: the range then contains a value it has anyway."""
+    degrees = np.arange(len(coefficients))
+    factorials = np.cumprod(np.maximum(degrees, 1).astype(float))
+    series = np.polynomial.HermiteE(coefficients / np.sqrt(factorials))
+    return [float(root.real) for root in np.atleast_1d(series.deriv().roots())]
