@@ -12,7 +12,8 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from covprop import data, methods, noise
+from covprop import data, noise
+from covprop.data.label_noise import NoisyLabels
 from covprop.errors import CovpropError
 from covprop.train import checkpoint
 from covprop.train.distributed import World, world
@@ -20,8 +21,16 @@ from covprop.train.evaluate import accuracy
 from covprop.train.log import Board, Log, Metrics, Row, sentence
 from covprop.train.optimize import Average, optimizer
 from covprop.train.recipe import Recipe
-from covprop.train.schedule import lr_at
-from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
+from covprop.train.schedule import betas_at, lr_at
+from covprop.train.setup import (
+    build_model,
+    build_step,
+    check_batch,
+    claimed,
+    keep_labels,
+    with_facts,
+    with_labels,
+)
 from covprop.train.stop import Interrupted, StopRequest
 
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
@@ -30,20 +39,6 @@ LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
 
 class Diverged(CovpropError):
     """The loss is no longer a number, or far above anything sensible."""
-
-
-class TrainStep(nn.Module):
-    """Model and method as one module, so that all a method does runs inside DDP's forward."""
-
-    def __init__(self, model: nn.Module, method: methods.Method) -> None:
-        super().__init__()
-        self.model = model
-        self.method = method
-
-    def forward(
-        self, x: Tensor, y: Tensor, epoch: int, generator: torch.Generator
-    ) -> methods.Losses:
-        return self.method(self.model, x, y, epoch=epoch, generator=generator)
 
 
 def train(
@@ -68,9 +63,11 @@ def train(
         splits = [data.load(recipe.data.name, split, data_root) for split in ("train", "test")]
         recipe = with_facts(recipe, splits[0])
         check_batch(recipe, splits[0], here)
+        splits[0], labels = with_labels(recipe, splits[0], here)
         with claimed(out, recipe, restart, here, console):
+            keep_labels(out, labels)
             # Not bound to a name: it must be gone when the processes part.
-            Trainer(recipe, out, splits[0], splits[1], here, console).fit()
+            Trainer(recipe, out, splits[0], splits[1], here, console, labels).fit()
 
 
 class Trainer:
@@ -84,6 +81,7 @@ class Trainer:
         test_data: data.Images | data.FolderImages,
         here: World,
         console: Console | None,
+        labels: NoisyLabels | None = None,
     ) -> None:
         self.recipe, self.out, self.here = recipe, out, here
         self.options = recipe.train
@@ -94,15 +92,16 @@ class Trainer:
         self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.layout = layout
-        self.model = build_model(recipe).to(here.device, memory_format=layout)  # type: ignore[call-overload]
-        self.method, self.weights = build_method(recipe, len(train_data), here.device)
-        self.optimizer = optimizer(self.model, self.options)
+        self.model = build_model(recipe)
+        self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
+        self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
+        self.optimizer = optimizer(self.core, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
         self._restore()
         if self.options.compile:
-            self.model.compile()
-        module = TrainStep(self.model, self.method).to(here.device)
-        self.module: nn.Module = module if here.size == 1 else DistributedDataParallel(module)
+            for network in self.core.networks():
+                network.compile()
+        self.module = self.core if here.size == 1 else DistributedDataParallel(self.core)
         self.saved_at = self.clock = time.perf_counter()
         self.metrics = Metrics(out / "metrics.jsonl", keep=self.rows) if here.first else None
         board = self.options.tensorboard and here.first
@@ -133,6 +132,8 @@ class Trainer:
         # Reading a sum back waits for the GPU, so there only every tenth step is reported.
         every = 10 if self.here.device.type == "cuda" else 1
         self.clock = time.perf_counter()
+        if self.step == 0:
+            self.core.start_epoch(self.epoch)
         for batch in data.batches(
             self.train_data,
             self.options.batch_size,
@@ -160,9 +161,11 @@ class Trainer:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(options, self._steps_done(), self.steps)
-        x = batch.x.contiguous(memory_format=self.layout)
+            if "betas" in group:
+                group["betas"] = betas_at(options, self._steps_done(), self.steps)
+        batch = batch._replace(x=batch.x.contiguous(memory_format=self.layout))
         with torch.autocast(here.device.type, torch.bfloat16, options.precision == "bf16"):
-            losses = self.module(x, batch.y, self.epoch, generator)
+            losses = self.module(batch, self.epoch, generator)
         per_sample = losses.per_sample.float()
         if self.weights is not None:
             per_sample = per_sample * self._weigh(batch, losses.radius)
@@ -171,7 +174,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if options.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), options.clip_norm)
+            nn.utils.clip_grad_norm_(self.core.parameters(), options.clip_norm)
         self.optimizer.step()
         if self.average:
             self.average.update(self.model)
@@ -233,6 +236,7 @@ class Trainer:
         if number == self.options.epochs or (every and number % every == 0):
             noisy, clean = accuracy(self._result(), self.test_data, self.recipe, self.here)
             row |= {"test_accuracy_noisy": noisy, "test_accuracy_clean": clean}
+        row |= self.core.end_epoch()
         self._check_weights(row["loss"])
         self.rows += 1
         self.epoch, self.step, self.epoch_seconds = number, 0, 0.0
@@ -276,7 +280,7 @@ class Trainer:
 
     def _stateful(self) -> dict[str, Any]:
         """What else remembers things from step to step; most methods do not."""
-        parts = {"weights": self.weights, "method": self.method}
+        parts = {"weights": self.weights, **self.core.parts()}
         return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _restore(self) -> None:
@@ -298,7 +302,7 @@ class Trainer:
 
     def _check_weights(self, loss: int | float | None) -> None:
         """No checkpoint may hold weights that are not numbers: it would replace a good one."""
-        norms = [p.detach().norm() for p in self.model.parameters()]
+        norms = [p.detach().norm() for p in self.core.parameters()]
         if not torch.stack(norms).isfinite().all():
             raise self._diverged(loss)
 

@@ -1,8 +1,8 @@
 """What a recipe may say: the trainer's own options, and the check of any option by signature.
 
 The keys of `[model]`, `[method]` and `[weighting]` are the parameters of the function or class
-they name, so there is no second list to keep; `[data]`, `[noise]` and `[train]` are the
-dataclasses below. Ranges stand beside the types, as `Annotated[int, Range(1)]`.
+they name, so there is no second list to keep; `[data]`, `[labels]`, `[noise]` and `[train]` are
+the dataclasses below. Ranges stand beside the types, as `Annotated[int, Range(1)]`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,30 @@ class NoiseOptions:
 
 
 @dataclass(frozen=True)
+class LabelOptions:
+    """[labels]: what becomes of the training labels before anything sees them.
+
+    "pair" and "symmetric" make a share `rate` of them wrong; "matrix" draws them by the transition
+    matrix in `file`; "file" takes the given labels in `file`. In all these the data set's own
+    labels count as the truth. "none" leaves the labels alone and the truth unknown.
+    """
+
+    name: Literal["pair", "symmetric", "matrix", "file", "none"]
+    rate: Fraction | None = None
+    file: str | None = None
+    seed: int = 0
+    """Of the labels alone: runs that differ in train.seed still see the same labels."""
+
+    def check(self) -> None:
+        """What no single value shows; raises InvalidInput."""
+        for key, kinds in (("rate", ("pair", "symmetric")), ("file", ("matrix", "file"))):
+            given = getattr(self, key) is not None
+            if given != (self.name in kinds):
+                what = "does not take" if given else "needs"
+                raise InvalidInput(f'labels.name = "{self.name}" {what} labels.{key}.')
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """[train]: everything the trainer itself does."""
 
@@ -81,12 +105,16 @@ class TrainOptions:
     weight_decay: NotNegative = 5e-4
     decay_all: bool = True
     """Decay biases and norm weights too, as most code of the field does."""
-    schedule: Literal["constant", "step", "cosine", "one-cycle"] = "step"
+    schedule: Literal["constant", "step", "cosine", "one-cycle", "linear"] = "step"
     milestones: tuple[Annotated[int, Range(1)], ...] = ()
     gamma: Positive = 0.1
     warmup_epochs: NotNegative = 0.0
     peak: Annotated[float, Range(0, 1, strict=True)] = 0.3
     """Share of a one-cycle run after which its largest lr is reached."""
+    decay_from: Annotated[int, Range(0)] = 0
+    """Epoch, counted from 0, at which schedule = "linear" begins to fall towards 0."""
+    late_beta1: Fraction | None = None
+    """AdamW's first beta from `decay_from` on, where it differs."""
     clip_norm: NotNegative = 0.0
     """Largest norm of the whole gradient; 0 leaves it alone."""
     ema: Fraction = 0.0
@@ -125,6 +153,17 @@ class TrainOptions:
                 'train.warmup_epochs goes with other schedules; "one-cycle" rises by itself '
                 "until train.peak."
             )
+        if self.decay_from >= self.epochs:
+            raise InvalidInput(
+                f"train.decay_from = {self.decay_from} lies behind the {self.epochs} epochs; "
+                "lower it."
+            )
+        if self.schedule != "linear" and (self.decay_from or self.late_beta1 is not None):
+            raise InvalidInput(
+                'train.decay_from and train.late_beta1 go with schedule = "linear" only.'
+            )
+        if self.late_beta1 is not None and self.optimizer != "adamw":
+            raise InvalidInput('train.late_beta1 needs optimizer = "adamw".')
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')
 

@@ -21,19 +21,21 @@ from covprop.errors import InvalidInput
 from covprop.names import nearest
 from covprop.train.options import (
     DataOptions,
+    LabelOptions,
     NoiseOptions,
     TrainOptions,
     accepted,
     check_options,
 )
 
-SECTIONS = ("data", "model", "noise", "method", "weighting", "train")
-NAMED = ("data", "model", "method", "weighting")
+SECTIONS = ("data", "labels", "model", "noise", "method", "weighting", "train")
+NAMED = ("data", "labels", "model", "method", "weighting")
 """Sections that name a thing: a plain value for one of them sets its `name`."""
 
 GIVEN = {
     "model": ("name", "num_classes", "image_shape"),
     "method": ("name", "sigma", "input_shape"),
+    "noisy method": ("name", "task"),
     "weighting": ("name", "count", "device"),
 }
 """Parameters of the named things that the trainer itself provides, so no recipe may."""
@@ -43,7 +45,10 @@ Config = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checked recipe. `model`, `method` and `weighting` are `name` and that thing's options."""
+    """A checked recipe. `model`, `method` and `weighting` are `name` and that thing's options.
+
+    With `labels` the run learns from labels that may be wrong, by a method of `covprop.noisy`.
+    """
 
     data: DataOptions
     model: dict[str, Any]
@@ -51,6 +56,7 @@ class Recipe:
     method: dict[str, Any]
     train: TrainOptions
     weighting: dict[str, Any] | None = None
+    labels: LabelOptions | None = None
 
     def as_dict(self) -> Config:
         """Plain nested values; what cannot be said in TOML (None) is left out."""
@@ -125,11 +131,18 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
     parts = {section: dict(raw.get(section, {})) for section in SECTIONS}
     train = TrainOptions(**check_options("train", parts["train"], accepted(TrainOptions)))
     train.check()
-    method = _method(parts["method"])
+    labels = _labels(parts["labels"], beside)
+    method = _method(parts["method"], noisy=labels is not None)
     if train.compile and method.get("estimator") == "linearized":
         raise InvalidInput(
             'train.compile does not go with method.estimator = "linearized": compiled networks '
             "cannot be differentiated twice; set train.compile = false."
+        )
+    weighting = _weighting(parts["weighting"])
+    if labels is not None and weighting is not None:
+        raise InvalidInput(
+            "[weighting] does not go with [labels], whose methods choose images themselves; "
+            'remove it, or use method "radius".'
         )
     return Recipe(
         data=_data(parts["data"], beside),
@@ -137,7 +150,8 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
         noise=NoiseOptions(**check_options("noise", parts["noise"], accepted(NoiseOptions))),
         method=method,
         train=train,
-        weighting=_weighting(parts["weighting"]),
+        weighting=weighting,
+        labels=labels,
     )
 
 
@@ -176,16 +190,34 @@ def _model(given: dict[str, Any], beside: Path) -> dict[str, Any]:
     return {"name": name} | check_options("model", given, accepted(target, skip=GIVEN["model"]))
 
 
-def _method(given: dict[str, Any]) -> dict[str, Any]:
-    from covprop.methods import METHODS
+def _labels(given: dict[str, Any], beside: Path) -> LabelOptions | None:
+    if not given:
+        return None
+    options = LabelOptions(**check_options("labels", given, accepted(LabelOptions)))
+    options.check()
+    if options.file is None:
+        return options
+    path = _absolute(options.file, beside)
+    if path is None:
+        raise InvalidInput(f"there is no file {options.file} (labels.file).")
+    return dataclasses.replace(options, file=str(path))
 
+
+def _method(given: dict[str, Any], noisy: bool) -> dict[str, Any]:
+    from covprop.methods import METHODS
+    from covprop.noisy import METHODS as NOISY
+
+    known: Mapping[str, Any] = NOISY if noisy else METHODS
     name = _name("method", given)
-    if name not in METHODS:
+    if name not in known:
+        other = NOISY if not noisy else METHODS
+        where = "without" if noisy else "with"
+        hint = f" ({name} is for recipes {where} [labels])" if name in other else ""
         raise InvalidInput(
-            f'there is no method "{name}"{nearest(name, METHODS)}; '
-            f"choose one of {', '.join(METHODS)}."
+            f'there is no method "{name}"{hint or nearest(name, known)}; '
+            f"choose one of {', '.join(known)}."
         )
-    options = accepted(METHODS[name], skip=GIVEN["method"])
+    options = accepted(known[name], skip=GIVEN["noisy method" if noisy else "method"])
     return {"name": name} | check_options("method", given, options)
 
 
@@ -233,12 +265,17 @@ def _override(raw: dict[str, Any], override: str) -> None:
     part = raw.setdefault(section, {})
     value = _toml_value(text)
     option = option or "name"
-    if option == "name" and section in ("model", "method") and part.get("name") != value:
+    if option == "name" and section in ("model", "method", "labels") and part.get("name") != value:
         part.clear()  # the options that stood there belonged to the thing that is replaced
     part[option] = value
 
 
-_DATACLASSES = {"data": DataOptions, "noise": NoiseOptions, "train": TrainOptions}
+_DATACLASSES = {
+    "data": DataOptions,
+    "noise": NoiseOptions,
+    "train": TrainOptions,
+    "labels": LabelOptions,
+}
 
 
 def _toml_value(text: str) -> Any:

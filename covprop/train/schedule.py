@@ -17,6 +17,7 @@ def lr_at(options: TrainOptions, step: int, steps_per_epoch: int) -> float:
     - step: lr · gamma^(number of milestones reached), a milestone being an epoch counted from 0
     - cosine: lr · (1 + cos πt)/2, t running from 0 to 1 after the warm-up
     - one-cycle: a cosine rise from lr/25 to lr until `peak`, then a cosine fall to almost 0
+    - linear: lr until the epoch `decay_from`, then a straight line to 0 at the end of the run
 
     In the warm-up the rate rises linearly, reaching its full value after `warmup_epochs`.
 
@@ -36,7 +37,24 @@ def lr_at(options: TrainOptions, step: int, steps_per_epoch: int) -> float:
     if options.schedule == "cosine":
         t = max(0.0, (step - warmup) / (total - warmup))
         return rise * _between(options.lr, 0.0, t)
+    if options.schedule == "linear":
+        fall = (total - step) / (total - options.decay_from * steps_per_epoch)
+        return rise * options.lr * min(1.0, fall)
     return rise * options.lr
+
+
+def betas_at(options: TrainOptions, step: int, steps_per_epoch: int) -> tuple[float, float]:
+    """AdamW's betas at the global step `step`: the first becomes `late_beta1` at `decay_from`.
+
+    Example:
+        >>> options = TrainOptions(20, schedule="linear", decay_from=10, late_beta1=0.1)
+        >>> [betas_at(options, epoch * 5, 5)[0] for epoch in (0, 9, 10)]
+        [0.9, 0.9, 0.1]
+    """
+    first, second = options.betas
+    if options.late_beta1 is not None and step >= options.decay_from * steps_per_epoch:
+        first = options.late_beta1
+    return first, second
 
 
 def _one_cycle(lr: float, step: int, total: int, peak: float) -> float:

@@ -13,10 +13,12 @@ from rich.console import Console
 from torch import nn
 
 from covprop import data, methods, models, noise
+from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
 from covprop.train import checkpoint, folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
+from covprop.train.step import Step, TrainStep
 
 
 def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe:
@@ -69,9 +71,38 @@ def claimed(
             lock.__exit__(None, None, None)
 
 
-def build_model(recipe: Recipe) -> nn.Module:
-    """The recipe's model with its first, random weights."""
-    torch.manual_seed(noise.seed_of(recipe.train.seed, "weights"))
+def with_labels(
+    recipe: Recipe, split: data.Images | data.FolderImages, here: World
+) -> tuple[data.Images | data.FolderImages, NoisyLabels | None]:
+    """The training split under the labels that the recipe asks for."""
+    if recipe.labels is None:
+        return split, None
+    if here.size > 1:
+        raise InvalidInput(
+            "A recipe with [labels] chooses among the images of a whole batch, so it trains in "
+            "one process; start it without torchrun."
+        )
+    labels = corrupt(split.labels, split.num_classes, **dataclasses.asdict(recipe.labels))
+    return dataclasses.replace(split, labels=labels.noisy), labels
+
+
+def keep_labels(out: Path, labels: NoisyLabels | None) -> None:
+    """Write labels.tsv into the run folder; a run that goes on must see what it began with."""
+    if labels is None:
+        return
+    path = out / "labels.tsv"
+    if not path.exists():
+        checkpoint.write(path, table(labels))
+    elif not torch.equal(read_table(path).noisy, labels.noisy):
+        raise InvalidInput(
+            f"{path} holds other labels than the data and the recipe give now; restore them, "
+            "choose another --out, or start over with --restart."
+        )
+
+
+def build_model(recipe: Recipe, purpose: str = "weights") -> nn.Module:
+    """The recipe's model with its first, random weights; another `purpose` draws others."""
+    torch.manual_seed(noise.seed_of(recipe.train.seed, purpose))
     facts, options = recipe.data, dict(recipe.model)
     assert facts.num_classes is not None
     assert facts.image_shape is not None
@@ -97,3 +128,26 @@ def build_method(
     options = {k: v for k, v in recipe.weighting.items() if k != "name"}
     weights = methods.RadiusWeights(images, device=device, **options)
     return methods.WithRadius(method, **place), weights
+
+
+def build_step(
+    recipe: Recipe, model: nn.Module, images: int, here: World, labels: NoisyLabels | None
+) -> tuple[Step, methods.RadiusWeights | None]:
+    """What a training step calls, and the weights of the images where the recipe has them."""
+    if labels is None:
+        method, weights = build_method(recipe, images, here.device)
+        return TrainStep(model, method), weights
+    from covprop import noisy
+
+    assert recipe.labels is not None
+    assert recipe.data.num_classes is not None
+    assert recipe.data.image_shape is not None
+    task = noisy.Task(
+        images=images,
+        num_classes=recipe.data.num_classes,
+        noise_rate=labels.rate if recipe.labels.rate is None else recipe.labels.rate,
+        sigma=recipe.noise.sigma,
+        input_shape=recipe.data.image_shape,
+        new_network=lambda: build_model(recipe, "second network"),
+    )
+    return noisy.NoisyStep(model, noisy.build(task=task, **recipe.method), task, labels.clean), None

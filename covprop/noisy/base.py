@@ -1,0 +1,109 @@
+"""What every method for wrong labels takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covprop.data import Batch
+from covprop.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may know of the run it is part of.
+
+    Args:
+        images: number of training images.
+        noise_rate: share of wrong labels, or None where nobody knows it.
+        sigma: standard deviation of the Gaussian input noise, which only `radius` uses.
+        new_network: another network like the model, with other first weights.
+    """
+
+    images: int
+    num_classes: int
+    noise_rate: float | None
+    sigma: float
+    input_shape: tuple[int, int, int]
+    new_network: Callable[[], nn.Module]
+
+
+class Learned(NamedTuple):
+    """What a method makes of a batch of b images and k classes."""
+
+    per_sample: Tensor
+    """[b]: the loss of each image; their mean is what is minimised."""
+    logits: Tensor
+    """[b, k]: the model's logits, detached."""
+    kept: Tensor
+    """[b], bool: the images whose label the model learns from in this step."""
+    radius: Tensor | None = None
+    """[b]: ESTIMATED radius, detached; None if the method has none."""
+
+
+class NoisyMethod(nn.Module):
+    """A method: its parameters are trained besides the model's, its buffers are checkpointed."""
+
+    def forward(
+        self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
+    ) -> Learned:
+        raise NotImplementedError
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called once before each epoch."""
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The networks besides the model, which stays the one that is judged."""
+        return ()
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """−log p_y of each image, [b]."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def smallest(losses: Tensor, share: float) -> Tensor:
+    """Which images have the `share` of smallest losses, at least one: a mask [b].
+
+    >>> smallest(torch.tensor([3.0, 1.0, 2.0, 9.0]), 0.5)
+    tensor([False,  True,  True, False])
+    """
+    # The nudge undoes rounding: 0.9 · 10 must be 9 images.
+    count = max(1, int(share * len(losses) + 1e-6))
+    places = losses.detach().topk(count, largest=False).indices
+    return torch.zeros_like(losses, dtype=torch.bool).index_fill_(0, places, True)
+
+
+def over(kept: Tensor, losses: Tensor) -> Tensor:
+    """Losses whose mean over the batch is the mean over the kept images; 0 where none is kept.
+
+    >>> over(torch.tensor([True, False]), torch.tensor([3.0, 5.0]))
+    tensor([6., 0.])
+    """
+    scale = len(losses) / kept.sum().clamp_min(1)
+    return torch.where(kept, losses * scale, 0.0)
+
+
+def forget_rate(rate: float, epoch: int, ramp: int) -> float:
+    """The share of a batch to leave out: it rises linearly to `rate` over `ramp` epochs.
+
+    >>> [forget_rate(0.4, epoch, 10) for epoch in (0, 5, 10, 99)]
+    [0.0, 0.2, 0.4, 0.4]
+    """
+    return rate * min(1.0, epoch / ramp) if ramp else rate
+
+
+def known_rate(given: float | None, task: Task, name: str) -> float:
+    """The share of wrong labels, as an option says it or as the task knows it."""
+    rate = task.noise_rate if given is None else given
+    if rate is None:
+        raise InvalidInput(
+            f'method "{name}" needs the share of wrong labels, which is not known here; train '
+            '"plain" first, which estimates it, then set method.rate.'
+        )
+    return rate

@@ -1,0 +1,110 @@
+"""This paper's way: train for a large radius, then leave out images by their ESTIMATED radius."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covprop.data import Batch
+from covprop.gaussian import Gaussian
+from covprop.methods.base import draw
+from covprop.methods.radius import PRESETS
+from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.propagate.propagator import Propagator
+from covprop.radius import RadiusLoss, estimated_radius
+from covprop.train.options import Fraction, NotNegative, Range
+
+
+class Radius(NoisyMethod):
+    """Cross-entropy + λ · max(0, Γ − estimated radius), the first part not for everyone.
+
+    From `from_epoch` on the cross-entropy of a share `drop` of the images is left out: those at
+    one end of the ranking by the radius each had when it was last seen. The paper's words say
+    the largest; the smallest is the reading under which doubtful images go.
+
+    Args:
+        end: which end is left out.
+        of: the radius of the prediction (the paper's, never negative), or that of the given
+            label against the best other class, negative where the label loses.
+        drop: share of the training images.
+        refresh: epochs between two choices; 0 chooses once.
+        weight: λ; 0 trains plainly on noisy images and only ranks by the radius.
+        offset: Γ; the preset's when not given.
+        preset: "paper" or "reference", see `covprop.Settings`.
+        detach_covariance: whether no gradient flows through Σ; the preset's when not given.
+    """
+
+    radius: Tensor
+    keep: Tensor
+
+    def __init__(
+        self,
+        task: Task,
+        end: Literal["largest", "smallest"] = "largest",
+        of: Literal["prediction", "label"] = "prediction",
+        drop: Fraction = 0.1,
+        from_epoch: Annotated[int, Range(0)] = 60,
+        refresh: Annotated[int, Range(0)] = 1,
+        weight: NotNegative = 4.0,
+        offset: NotNegative | None = None,
+        preset: Literal["paper", "reference"] = "paper",
+        detach_covariance: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.task, self.end, self.of = task, end, of
+        self.drop, self.from_epoch, self.refresh = drop, from_epoch, refresh
+        settings = PRESETS[preset]
+        if detach_covariance is not None:
+            settings = settings.but(detach_covariance=detach_covariance)
+        self.loss = RadiusLoss(task.sigma, weight, offset, settings, reduction="none")
+        self.register_buffer("radius", torch.full((task.images,), torch.nan))
+        self.register_buffer("keep", torch.ones(task.images, dtype=torch.bool))
+        # In a tuple, or its model would be registered a second time here.
+        self._held: tuple[Propagator, ...] = ()
+
+    def start_epoch(self, epoch: int) -> None:
+        late = epoch - self.from_epoch
+        if late == 0 or (late > 0 and self.refresh and late % self.refresh == 0):
+            self.keep.copy_(~extreme(self.radius, self.drop, self.end))
+
+    def forward(
+        self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
+    ) -> Learned:
+        noise = draw(batch.x, 1, self.task.sigma, generator).squeeze(1)
+        logits = model(batch.x + noise).float()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.loss.weight > 0):
+            out = Gaussian(logits, self._covariance(model))
+        kept = self.keep[batch.index]
+        losses = torch.where(kept, cross_entropy(logits, batch.y), 0.0)
+        if self.loss.weight:
+            losses = losses + self.loss.weight * self.loss.hinge(out, batch.y)
+        with torch.no_grad():
+            labels = batch.y if self.of == "label" else None
+            radius = estimated_radius(out, self.task.sigma, labels, self.loss.settings).float()
+            self.radius[batch.index] = radius
+        return Learned(losses, logits.detach(), kept, radius)
+
+    def _covariance(self, model: nn.Module) -> Tensor:
+        if not self._held:
+            task = self.task
+            prop = Propagator(model, task.sigma, task.input_shape, self.loss.settings)
+            self._held = (prop,)
+        prop = self._held[0]
+        cov = prop.covariances()[prop.plan.output]
+        assert cov is not None
+        return cov
+
+
+def extreme(values: Tensor, share: float, end: str) -> Tensor:
+    """The `share` of known values at one end, a mask; nan is unknown and never among them.
+
+    >>> extreme(torch.tensor([0.1, 0.9, 0.5, torch.nan]), 0.34, "largest")
+    tensor([False,  True, False, False])
+    """
+    known = ~values.isnan()
+    count = int(share * int(known.sum()) + 1e-6)
+    signed = values if end == "largest" else -values
+    places = torch.where(known, signed, -torch.inf).topk(count).indices
+    return torch.zeros_like(known).index_fill_(0, places, True) & known

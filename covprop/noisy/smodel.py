@@ -1,0 +1,60 @@
+"""S-model (Goldberger and Ben-Reuven 2017): a layer that learns how labels go wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from covprop.data import Batch
+from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.train.options import Range
+
+
+class SModel(NoisyMethod):
+    """P(given = j) = Σ_i p_i softmax(W_i)_j; at test time the network's own p is used.
+
+    For the first `pretrain` epochs the network learns plainly; W is then the log of how its
+    predictions (rows) met the given labels (columns) in the last of these epochs, and learns too.
+    """
+
+    transition: Tensor
+    met: Tensor
+
+    def __init__(self, task: Task, pretrain: Annotated[int, Range(1)] = 30) -> None:
+        super().__init__()
+        classes = task.num_classes
+        self.pretrain = pretrain
+        self.transition = nn.Parameter(torch.zeros(classes, classes))
+        self.register_buffer("met", torch.zeros(classes, classes))
+
+    def start_epoch(self, epoch: int) -> None:
+        if epoch == self.pretrain - 1:
+            self.met.zero_()
+        if epoch == self.pretrain:
+            self.transition.data.copy_(log_confusion(self.met))
+
+    def forward(
+        self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
+    ) -> Learned:
+        logits = model(batch.x).float()
+        if epoch < self.pretrain:
+            losses = cross_entropy(logits, batch.y)
+            ones = torch.ones_like(logits[:, 0])
+            self.met.index_put_((logits.argmax(1), batch.y), ones, accumulate=True)
+        else:
+            losses = smodel_loss(logits, batch.y, self.transition)
+        return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
+
+
+def smodel_loss(logits: Tensor, y: Tensor, transition: Tensor) -> Tensor:
+    """−log Σ_i p_i softmax(W_i)_y of each image, [b]."""
+    log_given = transition.log_softmax(1).T[y]  # [b, true class]
+    return -(logits.log_softmax(1) + log_given).logsumexp(1)
+
+
+def log_confusion(counts: Tensor, add: float = 1.0) -> Tensor:
+    """log of the rows' shares; `add` keeps a pair that was never seen from being impossible."""
+    counts = counts + add
+    return (counts / counts.sum(1, keepdim=True)).log()

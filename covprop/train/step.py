@@ -1,0 +1,55 @@
+"""What one training step calls: networks and method as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from covprop import methods
+from covprop.data import Batch
+from covprop.train.log import Row
+
+
+class Step(nn.Module):
+    """Everything a method does in a step, so that it runs inside DDP's forward.
+
+    All parameters found here are trained. `model` is the network that counts in the end.
+    """
+
+    model: nn.Module
+
+    def forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> methods.Losses:
+        raise NotImplementedError
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The networks in it, each of which may be compiled."""
+        return (self.model,)
+
+    def parts(self) -> dict[str, Any]:
+        """What else may remember things from step to step, by its name in a checkpoint."""
+        return {}
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called before the first step of an epoch, and not when a run goes on within it."""
+
+    def end_epoch(self) -> Row:
+        """What this counted in the epoch, for metrics.jsonl."""
+        return {}
+
+
+class TrainStep(Step):
+    """One network and a method of `covprop.methods`."""
+
+    def __init__(self, model: nn.Module, method: methods.Method) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> methods.Losses:
+        return self.method(self.model, batch.x, batch.y, epoch=epoch, generator=generator)
+
+    def parts(self) -> dict[str, Any]:
+        return {"method": self.method}
