@@ -13,6 +13,7 @@ from covprop.cli.certify import certify
 from covprop.cli.data import app as data_app
 from covprop.cli.demo import demo
 from covprop.cli.estimate import estimate
+from covprop.cli.explore import explore
 from covprop.cli.export import export
 from covprop.cli.list import list_
 from covprop.cli.predict import predict
@@ -39,6 +40,7 @@ app.command("predict")(predict)
 app.command("export")(export)
 app.command("estimate")(estimate)
 app.command("report")(report)
+app.command("explore")(explore)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 app.command("train")(train)

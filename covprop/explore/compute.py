@@ -1,0 +1,324 @@
+"""What the page shows, computed for one image and one σ.
+
+Every answer is a plain dictionary, and a function of its arguments alone: noise is drawn from
+generators seeded by (draw, index), so the same question gives the same picture. Estimates come
+from `covprop.margin` and `covprop.Propagator`; certificates are made elsewhere (`certifier.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from covprop.data import FolderImages, Images
+from covprop.errors import InvalidInput, UnsupportedModel
+from covprop.estimate import margin
+from covprop.estimate.result import gaussian_margin
+from covprop.explore.layers import Layer, at_place, layers_of, place
+from covprop.explore.pictures import THUMBNAIL, image, png
+from covprop.explore.plain import cloud, ellipse, margin_numbers, numbers, votes
+from covprop.gaussian import Gaussian
+from covprop.noise import seed_of
+from covprop.propagate.propagator import Propagator, check_sigma
+from covprop.radius import top_two
+
+BLOCK = 32  # samples in one pass; the noise of a block does not depend on how many follow
+SAMPLES = (64, 128, 256, 512, 1024, 2048)
+LIVE_SECONDS = 1.0  # what the samples of one view may take, by default
+CACHE_BYTES = 512 << 20
+PAGE = 24  # thumbnails at a time
+
+GoOn = Callable[[], None]
+"""Called between blocks; raises when the answer is no longer wanted."""
+
+
+class Moments(NamedTuple):
+    """Σ after every step for one σ, and the deviations the mean pass needs."""
+
+    covs: list[Tensor | None]
+    deviations: list[Tensor | None]
+
+    def size(self) -> int:
+        return sum(c.numel() * c.element_size() for c in self.covs if c is not None)
+
+
+class Explorer:
+    """A trained classifier and a data set, ready to be looked at.
+
+    A model that the propagation cannot take is still explored, by linearization and sampling;
+    `fault` then says why.
+
+    Args:
+        model: returns logits [b, classes]; it is put in eval mode and not changed otherwise.
+        images: the split to choose from.
+        sigma: the noise level shown first.
+        trained: the noise level the model was trained with, where known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images | FolderImages,
+        sigma: float,
+        trained: float | None = None,
+    ) -> None:
+        self.model, self.images = model.eval(), images
+        self.sigma, self.trained = check_sigma(sigma), trained
+        self.device = next(model.parameters(), torch.empty(0)).device
+        self.fault = ""
+        self.layers: list[Layer] = []
+        self.prop: Propagator | None = None
+        self._cache: OrderedDict[float, Moments] = OrderedDict()
+        try:
+            self.prop = Propagator(model, sigma, images.image_shape)
+            self.layers = layers_of(self.prop.plan)
+        except UnsupportedModel as error:
+            self.fault = str(error)
+        self.samples_default = self._affordable()
+
+    def about(self) -> dict[str, Any]:
+        """What the page needs to know once."""
+        return {
+            "data": self.images.name,
+            "count": len(self.images),
+            "classes": list(self.images.classes),
+            "sigma": self.sigma,
+            "trained": self.trained,
+            "fault": self.fault,
+            "samples": list(SAMPLES),
+            "samples_default": self.samples_default,
+            "page": PAGE,
+            "layers": [
+                {"name": layer.name, "kind": layer.kind, "channels": layer.channels}
+                for layer in self.layers
+            ],
+        }
+
+    def thumbnails(self, start: int) -> dict[str, Any]:
+        """Small pictures of the images from `start` on."""
+        self._check(start)
+        chosen = range(start, min(start + PAGE, len(self.images)))
+        cpu = torch.device("cpu")
+        return {
+            "start": start,
+            "pictures": [png(image(self.images, i, cpu)[0], THUMBNAIL) for i in chosen],
+            "labels": [int(self.images.labels[i]) for i in chosen],
+        }
+
+    def estimates(
+        self,
+        index: int,
+        sigma: float,
+        draw: int = 0,
+        layer: int | None = None,
+        channels: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """The pictures, and what is known in closed form without sampling."""
+        x = self.image(index)
+        noisy = x[0] + sigma * next(self._noise(index, draw))[0]
+        pair, out = self._top_two(x, sigma)
+        margins = {"linearized": margin(self.model, x, sigma, "linearized")}
+        ellipses = {"linearized": self._linearized(x, sigma, pair)}
+        if out is not None:
+            margins = {"shared": gaussian_margin(out, sigma), **margins}
+            ellipses = {"shared": ellipse(out.mean[0], out.cov, pair), **ellipses}
+        found = {
+            "index": index,
+            "sigma": sigma,
+            "label": int(self.images.labels[index]),
+            "clean": png(x[0]),
+            "noisy": png(noisy),
+            "pair": list(pair),
+            "margins": {name: margin_numbers(m, sigma) for name, m in margins.items()},
+            "ellipses": ellipses,
+        }
+        if layer is not None:
+            found["layer"] = self._layer(x, sigma, layer, channels)
+        return found
+
+    def calibrated(self, index: int, sigma: float) -> dict[str, Any]:
+        """The estimate corrected by a few noisy samples: `covprop.margin(…, "calibrated")`."""
+        if self.prop is None:
+            raise InvalidInput(self.fault)
+        x = self.image(index)
+        pair, _ = self._top_two(x, sigma)
+        prop = Propagator(self.model, sigma, self.images.image_shape, calibrated=True)
+        with torch.no_grad(), torch.random.fork_rng(_cuda(self.device)):
+            torch.manual_seed(seed_of("explore", "calibrate", index))
+            prop.calibrate(x, samples=8)
+            out = prop(x)
+        return {
+            "pair": list(pair),
+            "margin": margin_numbers(gaussian_margin(out, sigma), sigma),
+            "ellipse": ellipse(out.mean[0], out.cov, pair),
+        }
+
+    @torch.no_grad()
+    def samples(
+        self,
+        index: int,
+        sigma: float,
+        draw: int = 0,
+        n: int = SAMPLES[0],
+        layer: int | None = None,
+        channels: tuple[int, int] | None = None,
+        go_on: GoOn = lambda: None,
+    ) -> dict[str, Any]:
+        """Monte Carlo: how n noisy copies are classified, and where two values of them fall."""
+        x = self.image(index)
+        pair, _ = self._top_two(x, sigma)
+        wanted = None
+        if layer is not None:
+            wanted, channels = self._chosen(layer, self._channels(sigma, x, layer, channels))
+        logits, inside = [], []
+        noise = self._noise(index, draw)
+        for _ in range(math.ceil(n / BLOCK)):
+            go_on()
+            values = self._run(x + sigma * next(noise), wanted)
+            logits.append(values[0])
+            if wanted is not None and channels is not None:
+                inside.append(at_place(values[1], wanted.channels)[:, channels])
+        all_logits = torch.cat(logits)[:n].double()
+        found = {"n": n, "pair": list(pair), **votes(all_logits)}
+        found["logits"] = cloud(all_logits[:, pair])
+        if inside and channels is not None:
+            found["layer"] = {"channels": list(channels), **cloud(torch.cat(inside)[:n].double())}
+        return found
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index < len(self.images):
+            raise InvalidInput(
+                f"there is no image {index}: {self.images.name} has 0 to {len(self.images) - 1}."
+            )
+
+    def image(self, index: int) -> Tensor:
+        """Image `index` as [1, c, h, w] on the model's device."""
+        self._check(index)
+        return image(self.images, index, self.device)
+
+    def _noise(self, index: int, draw: int) -> Iterator[Tensor]:
+        """Blocks of standard normal noise; the very first is the one in the picture."""
+        generator = torch.Generator(self.device).manual_seed(seed_of("explore", draw, index))
+        while True:
+            shape = (BLOCK, *self.images.image_shape)
+            yield torch.randn(shape, generator=generator, device=self.device)
+
+    def _moments(self, sigma: float) -> Moments:
+        """Σ for this σ; those seen lately are kept, up to `CACHE_BYTES`."""
+        if sigma not in self._cache:
+            assert self.prop is not None
+            self.prop.sigma = sigma
+            with torch.no_grad():
+                covs = self.prop.covariances()
+                self._cache[sigma] = Moments(covs, self.prop.plan.deviations(covs))
+        self._cache.move_to_end(sigma)
+        while len(self._cache) > 1 and sum(m.size() for m in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return self._cache[sigma]
+
+    @torch.no_grad()
+    def _gaussian(self, x: Tensor, sigma: float, slot: int) -> Gaussian:
+        """Mean and covariance after a step, by the propagation."""
+        assert self.prop is not None
+        plan = self.prop.plan
+        part = replace(plan, steps=plan.steps[:slot], output=slot)
+        if plan.needs_image():
+            eye = torch.eye(x.shape[1], device=x.device)
+            return part.run(x, sigma**2 * eye, self.prop.settings)
+        known = self._moments(sigma)
+        cov = known.covs[slot]
+        assert cov is not None
+        return Gaussian(part.means(x, known.deviations[:slot], self.prop.settings), cov)
+
+    def _top_two(self, x: Tensor, sigma: float) -> tuple[tuple[int, int], Gaussian | None]:
+        """The two classes of the view, by the propagated mean where there is one."""
+        out = None
+        if self.prop is not None:
+            out = self._gaussian(x, sigma, self.prop.plan.output)
+            mean = out.mean
+        else:
+            with torch.no_grad():
+                mean = self.model(x)
+        found = top_two(mean)
+        return (int(found.top), int(found.runner_up)), out
+
+    def _linearized(self, x: Tensor, sigma: float, pair: tuple[int, int]) -> dict[str, Any]:
+        """σ²JJᵀ of two logits at the clean image."""
+        with torch.enable_grad():
+            point = x.detach().requires_grad_(True)
+            two = self.model(point)[0, list(pair)]
+            rows = [torch.autograd.grad(u, point, retain_graph=True)[0].flatten() for u in two]
+        jacobian = torch.stack(rows)
+        return {"mean": numbers(two.detach()), "cov": numbers(sigma**2 * jacobian @ jacobian.T)}
+
+    def _chosen(self, layer: int, channels: Sequence[int]) -> tuple[Layer, tuple[int, int]]:
+        chosen = self.layers[layer]
+        a, b = channels
+        if a == b or not (0 <= a < chosen.channels and 0 <= b < chosen.channels):
+            raise InvalidInput(
+                f"{chosen.name} has channels 0 to {chosen.channels - 1}: choose two different "
+                f"ones, not {a} and {b}."
+            )
+        return chosen, (a, b)
+
+    def _channels(
+        self, sigma: float, x: Tensor, layer: int, channels: tuple[int, int] | None
+    ) -> tuple[int, int]:
+        """The channels asked for, else the two of largest propagated variance."""
+        if not 0 <= layer < len(self.layers):
+            raise InvalidInput(f"there is no layer {layer}: choose 0 to {len(self.layers) - 1}.")
+        if channels is not None:
+            return channels
+        if self.layers[layer].channels < 2:
+            raise InvalidInput(f"{self.layers[layer].name} has one channel only.")
+        cov = self._gaussian(x, sigma, self.layers[layer].slot).cov
+        first, second = sorted(torch.diagonal(cov).topk(2).indices.tolist())
+        return first, second
+
+    def _layer(
+        self, x: Tensor, sigma: float, layer: int, channels: tuple[int, int] | None
+    ) -> dict[str, Any]:
+        chosen, pair = self._chosen(layer, self._channels(sigma, x, layer, channels))
+        out = self._gaussian(x, sigma, chosen.slot)
+        mean = at_place(out.mean, chosen.channels)[0]
+        return {
+            "channels": list(pair),
+            "place": place(out.mean, chosen.channels),
+            **ellipse(mean, out.cov, pair),
+        }
+
+    def _run(self, noisy: Tensor, layer: Layer | None) -> list[Tensor]:
+        """Logits, and the value after a layer, of the network itself."""
+        if layer is None:
+            return [self.model(noisy)]
+        assert self.prop is not None
+        seen: dict[int, Tensor] = {}
+        wanted = (self.prop.plan.output, layer.slot)
+
+        def visit(slot: int, value: Tensor) -> None:
+            if slot in wanted:
+                seen[slot] = value
+
+        self.prop.plan.run_plain(noisy, visit)
+        return [seen[slot] for slot in wanted]
+
+    @torch.no_grad()
+    def _affordable(self) -> int:
+        """As many samples as take about a second on this machine."""
+        x = torch.zeros(BLOCK, *self.images.image_shape, device=self.device)
+        self.model(x)
+        start = time.perf_counter()
+        self.model(x).sum().item()
+        blocks = LIVE_SECONDS / max(time.perf_counter() - start, 1e-9)
+        return max(n for n in SAMPLES[:-1] if n == SAMPLES[0] or n <= blocks * BLOCK)
+
+
+def _cuda(device: torch.device) -> list[int]:
+    return [device.index or 0] if device.type == "cuda" else []
