@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from cohen_loop import certify_one
 
+from covprop.bench.cohen import certify_one
 from covprop.certify import certify
 from covprop.data import DATASETS
 from covprop.models import build

@@ -5,6 +5,7 @@ waited for between two forward passes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
 from covprop.errors import InvalidInput
+from covprop.mode import switched
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,11 @@ class Sampler:
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
         self.stages: dict[str, _Stage] = {}
         self.num_classes = num_classes
-        self.modes: list[tuple[nn.Module, bool]] = []
+        self.evaluating = ExitStack()
 
     def __enter__(self) -> "Sampler":
         if isinstance(self.model, nn.Module):
-            self.modes = [(m, m.training) for m in self.model.modules()]
-            self.model.eval()
+            self.evaluating.enter_context(switched(self.model, training=False))
         self._probe()
         return self
 
@@ -98,8 +99,7 @@ class Sampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for module, training in self.modes:
-            module.training = training
+        self.evaluating.close()
 
     @torch.inference_mode()
     def tally(self, purpose: str, active: Ints, size: int) -> Tallies:

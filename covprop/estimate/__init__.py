@@ -22,7 +22,7 @@ from covprop.estimate.linearized import linearized
 from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
 from covprop.estimate.shared import calibrated, shared
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.propagator import check_sigma
 
 ESTIMATORS: dict[str, Callable[..., Margin]] = {

@@ -22,7 +22,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import HermiteActivation, hermite
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call
 from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call, describe, option
 from covprop.propagate.rules import activation, conv, linear

@@ -14,7 +14,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate import ESTIMATORS, margin
 from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from covprop.kernels.moments import INV_SQRT_2PI, SQRT_HALF, limit
 from covprop.layers import per_channel
 
-BLOCK = 65_536  # numbers; 256 KiB in float32
+BLOCK = 262_144  # numbers a thread; 1 MiB in float32
 
 
 def blocks(mean: Tensor) -> Iterator[slice]:
-    """Runs of images that hold about BLOCK numbers."""
-    images = max(1, BLOCK // max(1, mean[0].numel())) if len(mean) else 1
+    """Runs of images that hold about BLOCK numbers for each thread."""
+    numbers = BLOCK * torch.get_num_threads()
+    images = max(1, numbers // max(1, mean[0].numel())) if len(mean) else 1
     for start in range(0, len(mean), images):
         yield slice(start, start + images)
 

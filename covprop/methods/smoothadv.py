@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, require
 from covprop.methods.gaussian import mean_cross_entropy
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 
 
 @dataclass(frozen=True)

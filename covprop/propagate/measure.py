@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.mode import switched
 from covprop.propagate.plan import Plan
 
 
@@ -18,18 +17,6 @@ class LayerNoise(NamedTuple):
 
     variance: Tensor  # [channels], averaged over images and pixels
     correlation: float  # largest |correlation| of a pixel with a neighbour
-
-
-@contextmanager
-def switched(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in another mode, every module's own mode restored afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def neighbour_correlation(noise: Tensor) -> float:

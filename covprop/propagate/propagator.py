@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
+from covprop.mode import switched
 from covprop.names import nearest
-from covprop.propagate.measure import measure, switched
+from covprop.propagate.measure import measure
 from covprop.propagate.plan import Plan, full_precision
 from covprop.propagate.settings import PAPER, Settings
 from covprop.propagate.trace import build
