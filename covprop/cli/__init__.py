@@ -16,6 +16,7 @@ from covprop.cli.estimate import estimate
 from covprop.cli.explore import explore
 from covprop.cli.export import export
 from covprop.cli.list import list_
+from covprop.cli.noisy import noisy
 from covprop.cli.predict import predict
 from covprop.cli.report import report
 from covprop.cli.train import train
@@ -44,6 +45,7 @@ app.command("explore")(explore)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 app.command("train")(train)
+app.command("noisy")(noisy)
 app.command("list")(list_)
 app.command("demo")(demo)
 

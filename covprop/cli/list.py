@@ -15,6 +15,7 @@ class Kind(enum.StrEnum):
 
     recipes = "recipes"
     methods = "methods"
+    noisy = "noisy"
     models = "models"
     datasets = "datasets"
     rules = "rules"
@@ -28,6 +29,7 @@ def list_(
     \b
     covprop list recipes      every experiment that comes with the package
     covprop list methods      training methods and their options
+    covprop list noisy        methods for wrong labels and their options
     covprop list models       networks and their options
     covprop list datasets     data sets: classes, image size
     covprop list rules        layers and functions that moments can pass through
@@ -55,6 +57,12 @@ def _methods() -> list[tuple[str, str]]:
     from covprop.methods import METHODS
 
     return [(name, _about("method", target)) for name, target in METHODS.items()]
+
+
+def _noisy() -> list[tuple[str, str]]:
+    from covprop.noisy import METHODS
+
+    return [(name, _about("noisy method", target)) for name, target in METHODS.items()]
 
 
 def _models() -> list[tuple[str, str]]:
@@ -86,6 +94,7 @@ def _rules() -> list[tuple[str, str]]:
 _LISTS: dict[Kind, Callable[[], list[tuple[str, str]]]] = {
     Kind.recipes: _recipes,
     Kind.methods: _methods,
+    Kind.noisy: _noisy,
     Kind.models: _models,
     Kind.datasets: _datasets,
     Kind.rules: _rules,

@@ -17,46 +17,53 @@ def _shipped(incomplete: str) -> list[str]:
     return [name for name in shipped() if name.startswith(incomplete)]
 
 
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe file, or the name of a shipped recipe.",
+        autocompletion=_shipped,
+        show_default=False,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one value of the recipe; may be given many times. "
+        "A plain value for a section sets its name: model=lenet.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run folder. If it holds an unfinished run of the same recipe, that run is "
+        "continued. Without it: runs/RECIPE.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the data sets. Without it: $COVPROP_DATA, else ./data.",
+        show_default=False,
+    ),
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="Start over; a run that is there is kept as RUN.old-1 and so on."
+    ),
+]
+
+
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe file, or the name of a shipped recipe.",
-            autocompletion=_shipped,
-            show_default=False,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one value of the recipe; may be given many times. "
-            "A plain value for a section sets its name: model=lenet.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The run folder. If it holds an unfinished run of the same recipe, that run is "
-            "continued. Without it: runs/RECIPE.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the data sets. Without it: $COVPROP_DATA, else ./data.",
-            show_default=False,
-        ),
-    ] = None,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart", help="Start over; a run that is there is kept as RUN.old-1 and so on."
-        ),
-    ] = False,
+    recipe: Recipe,
+    set_: Set = None,
+    out: Out = None,
+    data: Data = None,
+    restart: Restart = False,
 ) -> None:
     """Train a classifier by a recipe.
 
@@ -73,6 +80,25 @@ def train(
     metrics.jsonl (a row an epoch), model.safetensors (the weights) and state.pt (to go on).
     Killed or stopped at any moment, the same command goes on exactly where it was.
     """
+    folder = train_recipe("train", recipe, set_, out, data, restart)
+    if first_process():
+        typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
+
+
+def first_process() -> bool:
+    """Whether this process talks; under torchrun the others are silent."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def train_recipe(
+    verb: str,
+    recipe: str,
+    set_: list[str] | None,
+    out: Path | None,
+    data: Path | None,
+    restart: bool,
+) -> Path:
+    """What every verb that trains does; returns the run folder."""
     from rich.console import Console
 
     from covprop.errors import CovpropError
@@ -80,25 +106,23 @@ def train(
     from covprop.train import train as run
     from covprop.train.recipe import find
 
-    first = os.environ.get("RANK", "0") == "0"
     folder = out
     try:
         checked = load(recipe, set_ or [])
         folder = out or Path("runs") / _run_name(recipe, find(recipe))
         run(checked, folder, data_root=data, restart=restart, console=Console())
     except Interrupted as stopped:
-        if first:
-            again = ["covprop", "train", recipe]
+        if first_process():
+            again = ["covprop", verb, recipe]
             again += [word for item in set_ or [] for word in ("--set", item)]
             again += ["--out", str(folder)] + (["--data", str(data)] if data else [])
             typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
         raise typer.Exit(128 + stopped.signum) from None
     except CovpropError:
-        if not first:  # the first process says it for all
+        if not first_process():  # the first process says it for all
             raise typer.Exit(2) from None
         raise
-    if first:
-        typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
+    return folder
 
 
 def _run_name(recipe: str, file: Path) -> str:

@@ -1,0 +1,154 @@
+"""How many labels are wrong: two estimates from the training signal, and how sure they are.
+
+Both start from p [n, k], each image's class probabilities averaged over the epochs.
+
+Confident joint (Northcutt et al. 2021): with t_j the mean of p_j over the images labelled j, image
+i counts as one of class l = argmax{p_ij : p_ij ≥ t_j}. C[given, l] is scaled so that every row has
+the number of images so labelled; the share off its diagonal is the rate.
+
+Mixture: the probabilities of the given labels come from two Gaussians, one around the right labels
+and one around the wrong ones; the rate is the weight of the lower one.
+
+The interval is the hull of both estimates' bootstrap intervals. It covers chance and the
+disagreement of the two, not an error they share: a network that has learned the wrong labels by
+heart, or never learned the right ones, misleads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covprop.errors import InvalidInput
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+BINS = 200
+
+
+class Estimate(NamedTuple):
+    """A noise rate and the interval that holds it, at the asked confidence."""
+
+    rate: float
+    low: float
+    high: float
+
+
+class NoiseRate(NamedTuple):
+    """`rate` is the confident joint's; `low`, `high` also cover what the mixture says."""
+
+    rate: float
+    low: float
+    high: float
+    confident_joint: Estimate
+    mixture: Estimate
+
+
+def estimate_rate(
+    given: Integers,
+    probability: Floats,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
+) -> NoiseRate:
+    """The share of wrong labels among `given` [n], from class probabilities [n, k].
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> truth = rng.integers(0, 2, 2000)
+        >>> given = np.where(rng.random(2000) < 0.3, 1 - truth, truth)
+        >>> sure = rng.uniform(0.7, 1.0, 2000)
+        >>> p = np.stack([np.where(truth == c, sure, 1 - sure) for c in (0, 1)], 1)
+        >>> found = estimate_rate(given, p)
+        >>> abs(found.rate - 0.3) < 0.05, found.low <= found.rate <= found.high
+        (True, True)
+    """
+    check(given, probability)
+    rng = np.random.default_rng(seed)
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    classes = probability.shape[1]
+    confident = confident_class(given, probability)
+    cells = np.bincount(given * (classes + 1) + confident, minlength=classes * (classes + 1))
+    joint = _estimate(cells, lambda c: _off_diagonal(c.reshape(classes, -1)), resamples, tails, rng)
+    quality = probability[np.arange(len(given)), given]
+    histogram = np.histogram(quality, bins=BINS, range=(0.0, 1.0))[0]
+    mixture = _estimate(histogram, lower_weight, resamples, tails, rng)
+    low, high = min(joint.low, mixture.low), max(joint.high, mixture.high)
+    return NoiseRate(joint.rate, low, high, joint, mixture)
+
+
+def check(given: Integers, probability: Floats) -> None:
+    """Labels and probabilities that belong together, or InvalidInput."""
+    if probability.ndim != 2 or len(probability) != len(given) or not len(given):
+        raise InvalidInput(
+            f"{len(given)} labels and probabilities of shape {list(probability.shape)} do not "
+            "belong together; give one row of class probabilities an image."
+        )
+    if given.min() < 0 or given.max() >= probability.shape[1]:
+        raise InvalidInput(
+            f"a label lies outside 0..{probability.shape[1] - 1}, the classes of the probabilities."
+        )
+
+
+def confident_class(given: Integers, probability: Floats) -> Integers:
+    """The class each image confidently belongs to, or k (one past the last) for none, [n]."""
+    classes = probability.shape[1]
+    counts = np.bincount(given, minlength=classes)
+    own = probability[np.arange(len(given)), given]
+    sums = np.bincount(given, weights=own, minlength=classes)
+    # A class that no image is labelled with has no threshold that could be reached.
+    threshold = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+    above = np.where(probability >= threshold - 1e-6, probability, -1.0)
+    return np.where(above.max(1) < 0, classes, above.argmax(1))
+
+
+def confident_joint(given: Integers, probability: Floats) -> Integers:
+    """C[given class, confident class], [k, k]; images confident of no class are left out."""
+    classes = probability.shape[1]
+    confident = confident_class(given, probability)
+    cells = np.bincount(given * (classes + 1) + confident, minlength=classes * (classes + 1))
+    return cells.reshape(classes, classes + 1)[:, :classes]
+
+
+def _off_diagonal(cells: NDArray[np.integer]) -> float:
+    """The rate from counts [k, k + 1], whose last column is 'confident of none'."""
+    joint, labelled = cells[:, :-1].astype(np.float64), cells.sum(1)
+    confident = joint.sum(1)
+    right = np.where(confident > 0, np.diagonal(joint) / np.maximum(confident, 1), 1.0)
+    return float(1 - (right * labelled).sum() / max(labelled.sum(), 1))
+
+
+def lower_weight(histogram: NDArray[np.integer], steps: int = 100) -> float:
+    """Weight of the lower of two Gaussians fitted by EM to counts on equal bins of [0, 1]."""
+    centres = (np.arange(len(histogram)) + 0.5) / len(histogram)
+    share = histogram / max(histogram.sum(), 1)
+    mean, spread = np.array([0.1, 0.9]), np.array([0.2, 0.2])
+    weight = np.array([0.5, 0.5])
+    for _ in range(steps):
+        log_density = -0.5 * ((centres[:, None] - mean) / spread) ** 2 - np.log(spread)
+        density = weight * np.exp(log_density - log_density.max(1, keepdims=True))
+        mine = share[:, None] * density / density.sum(1, keepdims=True)
+        weight = np.maximum(mine.sum(0), 1e-9)
+        mean = (mine * centres[:, None]).sum(0) / weight
+        variance = (mine * (centres[:, None] - mean) ** 2).sum(0) / weight
+        spread = np.sqrt(np.maximum(variance, 1e-4))
+    return float(weight[mean.argmin()] / weight.sum())
+
+
+def _estimate(
+    cells: NDArray[np.integer],
+    statistic: Callable[[NDArray[np.integer]], float],
+    resamples: int,
+    tails: list[float],
+    rng: np.random.Generator,
+) -> Estimate:
+    """A statistic of counts, with the percentile interval of its bootstrap."""
+    value = statistic(cells)
+    again = rng.multinomial(cells.sum(), cells / cells.sum(), size=resamples)
+    low, high = np.quantile([statistic(one) for one in again], tails)
+    # Percentiles of a biased bootstrap may miss the value itself.
+    return Estimate(value, min(value, float(low)), max(value, float(high)))
