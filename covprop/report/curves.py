@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_RC: dict[Any, Any] = {
+RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.labelsize": 9,
@@ -37,7 +37,7 @@ def figures(summaries: Sequence[Summary]) -> dict[str, bytes]:
     """Every figure by file name, for example `curves.png` and `curves.svg`."""
     import matplotlib
 
-    with matplotlib.rc_context(_RC), warnings.catch_warnings():
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
         # A name in a script the font lacks shows boxes in the legend; that is no reason to fail.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         made = {"curves": _curves(summaries)}
