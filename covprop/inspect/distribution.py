@@ -15,7 +15,7 @@ from covprop.errors import InvalidInput
 from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
 from covprop.inspect.layers import Layer, noisy_chunks
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.propagator import Propagator
 
 Array = NDArray[np.float64]
@@ -183,8 +183,9 @@ def draw(found: Sequence[Pair]) -> figures.Figure:
             number = f"layer {pair.layer.number}" if pair.layer.number else pair.layer.name
             axes.set(title=number, xlabel=f"channel {pair.channels[0]}")
             axes.set_ylabel(f"channel {pair.channels[1]}")
-            axes.set_aspect("equal", adjustable="datalim")
-            axes.autoscale()
+            inner = np.quantile(pair.draws, (0.001, 0.999), axis=0)
+            curve = figures.ellipse_points(pair.tracked_mean, pair.tracked, 2)
+            figures.square(axes, inner, curve)
             axes.grid(True)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         handles.insert(0, figures.swatch(figures.SAMPLES))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covprop.report.curves import _RC as REPORT_RC
+from covprop.report.curves import RC as REPORT_RC
 from covprop.report.style import line
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 INK, DIM, GRID, PAPER = "#1b1f24", "#5c6670", "#e2e5ea", "#ffffff"
 SAMPLES, TRACKED, LINEAR, EXACT, BOX, OTHER = (line(i).light for i in (0, 1, 2, 3, 4, 6))
-"""One colour for one thing, in every figure: samples blue, the tracked covariance orange, the
+"""One colour for one way to see the noise: samples blue, the tracked covariance orange, the
 linearised one green, the exact one purple, interval bounds ochre."""
 
 DARK = {
@@ -132,11 +132,14 @@ def density(axes: Axes, points: NDArray[np.float64], bins: int = 60) -> None:
     x_edges = np.linspace(low[0] - pad[0], high[0] + pad[0], bins + 1)
     y_edges = np.linspace(low[1] - pad[1], high[1] + pad[1], bins + 1)
     counts, _, _ = np.histogram2d(points[:, 0], points[:, 1], (x_edges, y_edges))
-    shade = (counts.T / counts.max()) ** 0.6
+    full = np.quantile(counts[counts > 0], 0.9)  # a ReLU piles samples up in a few bins
+    shade = (counts.T / full).clip(0, 1) ** 0.6
     rgba = np.empty((*shade.shape, 4))
     rgba[..., :3], rgba[..., 3] = to_rgb(SAMPLES), 0.9 * shade
     extent = (x_edges[0], x_edges[-1], y_edges[0], y_edges[-1])
-    axes.imshow(rgba, extent=extent, origin="lower", aspect="auto", interpolation="nearest")
+    axes.imshow(
+        rgba, extent=extent, origin="lower", aspect="auto", interpolation="none", zorder=1.8
+    )
 
 
 def ellipse_points(
@@ -164,6 +167,16 @@ def ellipses(
         axes.plot(*curve.T, color=colour, linewidth=width, label=named,
                   dashes=dash or (None, None))  # fmt: skip
     axes.plot(*mean, marker="+", color=colour, markersize=7, markeredgewidth=1.4)
+
+
+def square(axes: Axes, *points: NDArray[np.float64]) -> None:
+    """The same scale along both axes, on a square that holds all points [n, 2]."""
+    every = np.concatenate(points)
+    low, high = every.min(0), every.max(0)
+    half = 0.54 * float((high - low).max())
+    x, y = map(float, 0.5 * (low + high))
+    axes.set(xlim=(x - half, x + half), ylim=(y - half, y + half))
+    axes.set_box_aspect(1)
 
 
 def swatch(colour: str) -> Any:

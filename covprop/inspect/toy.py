@@ -51,13 +51,13 @@ class Toy:
 
 def network() -> nn.Sequential:
     """Weights chosen by hand: one hidden unit is cut by its ReLU, the other hardly."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).double().eval()
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[1.0, 0.6], [-0.7, 1.1]]))
-        model[0].bias.copy_(torch.tensor([0.6, 0.2]))
-        model[2].weight.copy_(torch.tensor([[1.2, 0.4], [-0.5, 0.9]]))
-        model[2].bias.copy_(torch.tensor([0.1, 0.0]))
-    return model
+        first.weight.copy_(torch.tensor([[1.0, 0.6], [-0.7, 1.1]]))
+        first.bias.copy_(torch.tensor([0.6, -0.3]))
+        second.weight.copy_(torch.tensor([[1.2, 0.4], [-0.5, 0.9]]))
+        second.bias.copy_(torch.tensor([0.1, 0.0]))
+    return nn.Sequential(first, nn.ReLU(), second).double().eval()
 
 
 POINT = (0.5, 0.4)
@@ -168,8 +168,10 @@ def draw(stages: Sequence[Stage]) -> figures.Figure:
                 axes, stage.tracked_mean, stage.tracked, figures.TRACKED, "tracked", (6, 2.5)
             )
             axes.set(title=stage.name)
-            axes.set_aspect("equal", adjustable="datalim")
-            axes.autoscale()
+            corners = np.stack([stage.box_lower, stage.box_upper])
+            inner = np.quantile(stage.draws, (0.001, 0.999), axis=0)
+            curve = figures.ellipse_points(stage.tracked_mean, stage.tracked, 2)
+            figures.square(axes, corners, inner, curve)
             axes.grid(True)
         handles, labels = axes.get_legend_handles_labels()
         handles.insert(0, figures.swatch(figures.SAMPLES))
