@@ -120,6 +120,17 @@ def _capture(step: TrainingStep, work: Callable[[], None]) -> Callable[[], None]
     return capture(work, step.optimizer, step.generator)
 
 
+@dataclass
+class Captured:
+    """A graph, together with what it reads: the graph itself keeps no tensor alive."""
+
+    graph: torch.cuda.CUDAGraph
+    work: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def capture(
     work: Callable[[], object],
     optimizer: torch.optim.Optimizer | None = None,
@@ -140,4 +151,4 @@ def capture(
         graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+    return Captured(graph, work)
