@@ -15,6 +15,7 @@ from covprop.cli.demo import demo
 from covprop.cli.estimate import estimate
 from covprop.cli.explore import explore
 from covprop.cli.export import export
+from covprop.cli.inspect import inspect
 from covprop.cli.list import list_
 from covprop.cli.noisy import noisy
 from covprop.cli.predict import predict
@@ -41,6 +42,7 @@ app.command("predict")(predict)
 app.command("export")(export)
 app.command("estimate")(estimate)
 app.command("report")(report)
+app.command("inspect")(inspect)
 app.command("explore")(explore)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")

@@ -110,8 +110,8 @@ def measure(seed: int = 0, count: int = 240) -> MarginMap:
 
 
 def _map(
-    title: str, model: nn.Module, points: Array, labels: NDArray[np.int64], wrong: NDArray[np.bool_],
-    fresh: Array, expected: NDArray[np.int64],
+    title: str, model: nn.Module, points: Array, labels: NDArray[np.int64],
+    wrong: NDArray[np.bool_], fresh: Array, expected: NDArray[np.int64],
 ) -> Map:  # fmt: skip
     def classes(at: Array) -> NDArray[np.int64]:
         with torch.no_grad():
@@ -149,9 +149,9 @@ def exhibit(made: MarginMap) -> Exhibit:
     accuracy = " / ".join(f"{100 * m.accuracy:.0f}" for m in maps)
     certified = " / ".join(f"{m.certified:.2f}" for m in maps)
     caption = (
-        f"Two half moons, {len(made.points)} points, {100 * FLIPPED:.0f} % of the labels turned over "
-        "(ringed). One network from one start, trained three ways: on the cross-entropy of the "
-        "propagated mean alone, with the hinge on the estimated radius added, and, for "
+        f"Two half moons, {len(made.points)} points, {100 * FLIPPED:.0f} % of the labels turned "
+        "over (ringed). One network from one start, trained three ways: on the cross-entropy of "
+        "the propagated mean alone, with the hinge on the estimated radius added, and, for "
         "comparison, on noisy copies of the points without any propagation. Alone it bends its "
         "boundary around single wrong labels; a boundary that must keep its distance from the "
         f"points cannot. Wrong labels learnt: {learnt} %. On fresh points with true labels: "
@@ -182,8 +182,8 @@ def draw(made: MarginMap) -> figures.Figure:
             for label, colour, marker in ((0, figures.SAMPLES, "o"), (1, figures.TRACKED, "^")):
                 own = made.points[made.labels == label]
                 axes.scatter(*own.T, s=7, color=colour, marker=marker, linewidths=0)
-            axes.scatter(*made.points[made.wrong].T, s=26, facecolors="none", edgecolors=figures.INK,
-                         linewidths=0.6)  # fmt: skip
+            ring = {"facecolors": "none", "edgecolors": figures.INK, "linewidths": 0.6}
+            axes.scatter(*made.points[made.wrong].T, s=26, **ring)
             axes.set(title=shown.title, xlim=(-2.1, 2.1), ylim=(-1.5, 1.5), xticks=[], yticks=[])
             axes.set_aspect("equal")
     return figure
