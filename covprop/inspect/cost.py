@@ -163,7 +163,7 @@ def memory_exhibit(rows: Sequence[Memory], against_paper: bool) -> Exhibit:
     if against_paper:
         columns = (*columns, "brute force as printed", "verdict")
         table = [
-            (*cells, f"{PAPER_MEMORY[r.name][1]:,}", verdict(r))
+            (*cells, PAPER_MEMORY[r.name][1], verdict(r))
             for cells, r in zip(table, rows, strict=True)
         ]
         caption += (
@@ -196,7 +196,7 @@ def terms_exhibit(kernel: int = 3, depth: int = 5) -> Exhibit:
         "counted; n pixels need n covariances Σ and n(n − 1)/2 cross-correlations E, since "
         "E of (m, n) is the transpose of E of (n, m) and a pixel with itself is its Σ. The paper "
         "writes n(n + 1)/2, which counts the n covariances a second time (and does not give the 3 "
-        "it names for q = 1); and without overlap the count grows like k²ᵠ/2, not like kᵠ. Two "
+        "it names for q = 1); and without overlap the count grows like k^(2q)/2, not like k^q. Two "
         "remarks that the count makes plain: if pixels share one Σ, E depends on the offset "
         "alone, and (k − 1)q matrices do; and with noise that is independent at the image, E is "
         f"zero wherever two pixels see no common part of it (last column, {depth} layers in all): "

@@ -163,7 +163,12 @@ def exhibit(found: Sequence[Pair], image: int) -> Exhibit:
         "Ellipses stand at one and two standard deviations, so the outer one should hold 86 % of "
         "the samples; a larger one overstates the noise."
     )
-    return Exhibit("distribution", "Two units under noise", caption, COLUMNS, rows, draw(found))
+    names = [f"{p.layer.name} channel {c}" for p in found for c in p.channels]
+    draws = np.concatenate([pair.draws for pair in found], 1).tolist()
+    return Exhibit(
+        "distribution", "Two units under noise", caption, COLUMNS, rows, draw(found),
+        raw={"draws": (names, draws)},
+    )  # fmt: skip
 
 
 def draw(found: Sequence[Pair]) -> figures.Figure:

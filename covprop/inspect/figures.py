@@ -10,9 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,7 @@ RC: dict[Any, Any] = {
     "mathtext.fontset": "dejavusans",
 }
 Cell = str | int | float | None
+RawTable = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
 @dataclass(frozen=True)
@@ -65,23 +66,27 @@ class Exhibit:
     rows: Sequence[Sequence[Cell]]
     figure: Figure | None = None
     tabulated: bool = False  # whether the page shows the rows as a table
-    notes: tuple[str, ...] = ()
+    raw: Mapping[str, RawTable] = field(default_factory=dict)  # draws and grids: stem -> table
 
     def files(self) -> dict[str, bytes]:
         """Every file of the exhibit: name.csv, and name.png and name.svg where it has a figure."""
         made = {f"{self.name}.csv": comma_separated(self.columns, self.rows)}
+        for stem, table in self.raw.items():
+            made[f"{self.name}_{stem}.csv"] = comma_separated(*table, digits=4)
         if self.figure is not None:
             made[f"{self.name}.png"] = encode(self.figure, "png")
             made[f"{self.name}.svg"] = encode(self.figure, "svg")
         return made
 
 
-def comma_separated(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
+def comma_separated(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], digits: int = 6
+) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([f"{c:.6g}" if isinstance(c, float) else c for c in row])
+        writer.writerow([f"{c:.{digits}g}" if isinstance(c, float) else c for c in row])
     return text.getvalue().encode()
 
 

@@ -130,9 +130,12 @@ def exhibit(found: Sequence[LastLayer], classes: Sequence[str], n: int) -> Exhib
         "from the gradient). The certified "
         f"radius comes from {n:,} samples and is wrong with probability at most {ALPHA:g}."
     )
+    names = [f"image {r.image}, {k}" for r in found for k in ("top", "runner-up")]
+    draws = np.concatenate([r.draws for r in found], 1).tolist()
     return Exhibit(
-        "last_layer", "The last layer", caption, COLUMNS, rows, draw(found, classes), True
-    )
+        "last_layer", "The last layer", caption, COLUMNS, rows, draw(found, classes), True,
+        raw={"draws": (names, draws)},
+    )  # fmt: skip
 
 
 def draw(found: Sequence[LastLayer], classes: Sequence[str]) -> figures.Figure:

@@ -228,8 +228,8 @@ def exhibit(rows: Sequence[LayerRow], images: int, samples: int) -> Exhibit:
     caption = (
         f"Each layer's noise on {images} images, {samples:,} noisy copies each: the variance that "
         "samples show against the mean of diag Σ that was propagated without any sample. A ratio "
-        "above 1 means that the propagated value is an upper estimate there, and ratios multiply "
-        "with depth. Skewness and kurtosis are 0 for a Gaussian; p is that of D'Agostino's K² "
+        "above 1 means that the propagated value is an upper estimate there; each layer adds its "
+        "share. Skewness and kurtosis are 0 for a Gaussian; p is that of D'Agostino's K² "
         f"test on {min(samples, DRAWS):,} draws of single units before the activation, and 5 % of "
         "truly Gaussian units have p < 0.05. The correlation is that of neighbouring pixels; "
         "r_max is what the propagation allows for."

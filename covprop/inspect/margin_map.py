@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 SIGMA, WEIGHT, OFFSET = 0.2, 2.0, 1.0
 FLIPPED = 0.2
 STEPS = 400
-SIDE = 121  # of the map, in points
+SIDE = 91  # of the map, in points
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,18 @@ def exhibit(made: MarginMap) -> Exhibit:
         f"accuracy {accuracy} %, mean certified radius {certified} at σ = {SIGMA:g}."
     )
     columns = ("trained with", "accuracy", "wrong labels learnt", "mean certified radius")
+    points = [
+        (float(x), float(y), int(label), int(wrong))
+        for (x, y), label, wrong in zip(made.points, made.labels, made.wrong, strict=True)
+    ]
+    margins = np.stack([m.margin for m in maps], 2)
+    grid = np.concatenate([_grid(), margins], 2).reshape(-1, 2 + len(maps)).tolist()
+    raw: dict[str, figures.RawTable] = {
+        "points": (("x", "y", "label as given", "wrong"), points),
+        "grid": (("x", "y", *(f"margin, {m.title}" for m in maps)), grid),
+    }
     return Exhibit(
-        "margin_map", "Room around the boundary", caption, columns, rows, draw(made), True
+        "margin_map", "Room around the boundary", caption, columns, rows, draw(made), True, raw
     )
 
 

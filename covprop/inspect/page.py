@@ -47,7 +47,7 @@ def _shown(exhibit: Exhibit) -> dict[str, Any]:
         "columns": exhibit.columns,
         "rows": [[text(c) for c in row] for row in exhibit.rows] if exhibit.tabulated else [],
         "numeric": numeric,
-        "files": [item for item in files.items() if item[0].endswith("csv")],
+        "files": [(name, files[name]) for name in (f"{exhibit.name}.csv",)],
     }
 
 

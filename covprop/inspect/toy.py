@@ -63,7 +63,7 @@ def network() -> nn.Sequential:
 POINT = (0.5, 0.4)
 
 
-def measure(samples: int = 20_000, seed: int = 0) -> Toy:
+def measure(samples: int = 8000, seed: int = 0) -> Toy:
     """Everything the figure shows."""
     model, x = network(), torch.tensor([POINT], dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
@@ -140,9 +140,13 @@ def exhibits(toy: Toy) -> list[Exhibit]:
         "twentieth: propagation gives its (too large) answer at the cost of one sample, without "
         "scatter, and with a gradient."
     )
+    names = [f"{stage.name}, {k}" for stage in toy.stages for k in (1, 2)]
     repeats = tuple(f"repeat {k + 1}" for k in range(REPEATS))
     return [
-        Exhibit("toy", "A toy to look through", planes, COLUMNS, rows, draw(toy.stages)),
+        Exhibit(
+            "toy", "A toy to look through", planes, COLUMNS, rows, draw(toy.stages),
+            raw={"draws": (names, np.concatenate([s.draws for s in toy.stages], 1).tolist())},
+        ),
         Exhibit(
             "settling", "How sampling settles", settling, ("samples", *repeats, "tracked"),
             [(n, *map(float, toy.settling[:, k]), toy.tracked_ratio) for k, n in enumerate(COUNTS)],
