@@ -31,7 +31,8 @@
 
   const show = (value, digits) =>
     typeof value === "string" ? value : value.toFixed(digits).replace("-", "−");
-  const probability = (p) => typeof p === "number" && p > 0.9999 && p < 1 ? "> 0.9999" : show(p, 4);
+  const whole = (value) => value.toLocaleString("en");
+  const probability = (p) => typeof p === "number" && p > 0.9999 ? "> 0.9999" : show(p, 4);
   const name = (k) => about.classes[k] === String(k) ? "class " + k : about.classes[k];
 
   // The view: every change makes a new turn; older questions are given up, here and there.
@@ -193,6 +194,7 @@
       dots: samples.logits.dots,
       labels: ["logit of " + top + " (top)", "logit of " + second + " (runner-up)"],
       diagonal: true,
+      zoom: at("zoom").checked,
     });
     delete at("logits").dataset.stale;
     if (!closed.layer) return;
@@ -202,6 +204,7 @@
       shapes: { samples: samples.layer, shared: closed.layer },
       dots: samples.layer.dots,
       labels: ["channel " + a, "channel " + b],
+      zoom: at("zoom").checked,
     });
     const where = closed.layer.place;
     const layer = about.layers[view.layer];
@@ -230,8 +233,8 @@
       box.replaceChildren(make("p", "dim", "Not certified yet for this image and σ."));
       return;
     }
-    const settings = `n₀ = ${found.n0}, n = ${found.n}, α = ${found.alpha}, ${show(found.seconds, 1)} s; `
-      + `p ≥ ${show(found.p_lower, 4)} from ${found.count} of ${found.n}`;
+    const settings = `n₀ = ${found.n0}, n = ${whole(found.n)}, α = ${found.alpha}, ${show(found.seconds, 1)} s; `
+      + `p ≥ ${show(found.p_lower, 4)} from ${whole(found.count)} of ${whole(found.n)}`;
     const heading = make("div", "big"), text = make("p"), track = make("div");
     if (found.prediction < 0) {
       heading.textContent = "abstains";
@@ -287,6 +290,7 @@
     numeric("b", (b) => change({ b }));
     at("n").addEventListener("change", () => change({ n: Number(at("n").value) }));
     at("layer").addEventListener("change", () => change({ layer: Number(at("layer").value), a: null, b: null }));
+    at("zoom").addEventListener("change", () => now.samples && plots());
     at("certify").addEventListener("click", certify);
     at("stop").addEventListener("click", () => job && post("stop", { job: job.job }).catch(trouble));
     document.addEventListener("keydown", (event) => {
@@ -306,6 +310,8 @@
     at("slider").max = Math.min(about.most_sigma, Math.max(1, 2 * about.sigma));
     at("n").append(...about.samples.map((n) => new Option(n)));
     at("n").value = view.n = about.samples_default;
+    // Where a pass takes long, so does a certificate: begin with a short one.
+    if (about.samples_default < 512) at("samples").value = 1000;
     at("fault").hidden = !about.fault;
     at("fault").lastElementChild.textContent = about.fault;
     at("inside").hidden = !about.layers.length;

@@ -44,14 +44,15 @@ function ticks([low, high]) {
   return found;
 }
 
-// shapes: {name: {mean, cov}}; dots: points, the first of them picked out; `diagonal` marks x = y.
-function plot(element, { shapes, dots, labels, diagonal }) {
+// shapes: {name: {mean, cov}}; dots: points, the first of them picked out; `diagonal` marks x = y,
+// `zoom` frames the dots only.
+function plot(element, { shapes, dots, labels, diagonal, zoom }) {
   const kept = Object.entries(shapes).filter(([, shape]) => finite(shape));
   const outlines = kept.map(([name, shape]) => [name, outline(shape), shape.mean]);
   const everything = [...outlines.flatMap(([, points]) => points), ...dots];
   element.replaceChildren();
   if (!everything.length) return;
-  const [across, up] = span(everything);
+  const [across, up] = span(zoom && dots.length ? dots : everything);
   const size = across[1] - across[0];
   const x = (v) => SIDE * (v - across[0]) / size, y = (v) => SIDE * (1 - (v - up[0]) / size);
   const place = ([u, v]) => x(u).toFixed(1) + " " + y(v).toFixed(1);
