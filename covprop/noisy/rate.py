@@ -1,6 +1,6 @@
-"""How many labels are wrong: two estimates from the training signal, and how sure they are.
+"""How many labels are wrong: estimates from the training signal, and how sure they are.
 
-Both start from p [n, k], each image's class probabilities averaged over the epochs.
+All start from p [n, k], each image's class probabilities averaged over the epochs.
 
 Confident joint (Northcutt et al. 2021): with t_j the mean of p_j over the images labelled j, image
 i counts as one of class l = argmax{p_ij : p_ij ≥ t_j}. C[given, l] is scaled so that every row has
@@ -9,9 +9,10 @@ the number of images so labelled; the share off its diagonal is the rate.
 Mixture: the probabilities of the given labels come from two Gaussians, one around the right labels
 and one around the wrong ones; the rate is the weight of the lower one.
 
-The interval is the hull of both estimates' bootstrap intervals. It covers chance and the
-disagreement of the two, not an error they share: a network that has learned the wrong labels by
-heart, or never learned the right ones, misleads both.
+The interval is the hull of both estimates' bootstrap intervals and of the share of labels that the
+network confidently contradicts (C's off-diagonal over n, unscaled). It covers chance and the
+disagreement of the three, not an error they share: a network that has learned the wrong labels by
+heart, or never learned the right ones, misleads them all.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class Estimate(NamedTuple):
 
 
 class NoiseRate(NamedTuple):
-    """`rate` is the confident joint's; `low`, `high` also cover what the mixture says."""
+    """`rate` is the confident joint's; `low`, `high` also cover what the other two say."""
 
     rate: float
     low: float
     high: float
     confident_joint: Estimate
     mixture: Estimate
+    contradicted: float
 
 
 def estimate_rate(
@@ -77,8 +79,9 @@ def estimate_rate(
     quality = probability[np.arange(len(given)), given]
     histogram = np.histogram(quality, bins=BINS, range=(0.0, 1.0))[0]
     mixture = _estimate(histogram, lower_weight, resamples, tails, rng)
-    low, high = min(joint.low, mixture.low), max(joint.high, mixture.high)
-    return NoiseRate(joint.rate, low, high, joint, mixture)
+    contradicted = float(((confident != given) & (confident < classes)).mean())
+    low = min(joint.low, mixture.low, contradicted)
+    return NoiseRate(joint.rate, low, max(joint.high, mixture.high), joint, mixture, contradicted)
 
 
 def check(given: Integers, probability: Floats) -> None:

@@ -60,6 +60,7 @@ def report(
             "high": rate.high,
             "confident_joint": rate.confident_joint.rate,
             "mixture": rate.mixture.rate,
+            "contradicted": rate.contradicted,
         },
         "suspects": {"flagged": int(found.flagged.sum()), **_numbers(found.scores())},
     }

@@ -1,0 +1,111 @@
+"""The paper's method: what the loss is, and whose cross-entropy is left out."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from covprop import methods, noise
+from covprop.data import Batch
+from covprop.noisy import Task, build
+from covprop.noisy.radius import Radius, extreme
+
+SIGMA = 0.25
+
+
+def task(images: int = 8) -> Task:
+    return Task(images, 3, 0.45, SIGMA, (1, 2, 2), nn.Identity)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+def batch(images: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(images, 1, 2, 2, generator=generator)
+    return Batch(torch.arange(images), x, torch.arange(images) % 3)
+
+
+def radii_by_hand(model: nn.Module, x: torch.Tensor) -> list[float]:
+    """σ · gap / √(σ²‖w_a − w_b‖²) of the top two classes: exact for a linear network."""
+    found = []
+    for z in model(x).detach():
+        a, b = z.topk(2).indices.tolist()
+        slope = model[1].weight[a] - model[1].weight[b]  # type: ignore[index,union-attr]
+        found.append(float((z[a] - z[b]) / slope.detach().norm()))
+    return found
+
+
+def test_the_radius_of_a_linear_network_by_hand() -> None:
+    model, data = network(), batch()
+    method = build("radius", task=task(), weight=0)
+    learned = method(model, data, 0, noise.stream(7))
+    noisy = data.x + SIGMA * torch.randn(data.x.shape, generator=noise.stream(7))
+    assert learned.radius is not None
+    assert learned.radius.tolist() == pytest.approx(radii_by_hand(model, noisy), rel=1e-4)
+    assert learned.kept.all()
+    expected = nn.functional.cross_entropy(model(noisy), data.y, reduction="none")
+    torch.testing.assert_close(learned.per_sample, expected)
+
+
+def test_the_loss_is_the_training_method_s() -> None:
+    """With the hinge, and nobody left out, it is `methods.Radius` on the network's own logits."""
+    model, data = network(), batch()
+    mine = build("radius", task=task(), weight=2.0, of="label")(model, data, 0, noise.stream(7))
+    other = methods.Radius(SIGMA, (1, 2, 2), weight=2.0, mean="sample")(
+        model, data.x, data.y, epoch=0, generator=noise.stream(7)
+    )
+    torch.testing.assert_close(mine.per_sample, other.per_sample)
+    torch.testing.assert_close(mine.radius, other.radius)
+    assert other.radius is not None
+    assert (other.radius < 0).any()
+
+
+@pytest.mark.parametrize("end", ["largest", "smallest"])
+def test_only_the_cross_entropy_of_one_end_is_left_out(end: str) -> None:
+    model, data = network(), batch()
+    method = build("radius", task=task(), end=end, drop=0.25, from_epoch=1, weight=2.0)
+    method.start_epoch(0)
+    whole = method(model, data, 0, noise.stream(7))
+    assert whole.radius is not None
+    method.start_epoch(1)
+    fewer = method(model, data, 1, noise.stream(7))
+    ranked = whole.radius.argsort(descending=end == "largest").tolist()
+    assert fewer.kept.tolist() == [i not in ranked[:2] for i in range(8)]
+    noisy = data.x + SIGMA * torch.randn(data.x.shape, generator=noise.stream(7))
+    entropy = nn.functional.cross_entropy(model(noisy), data.y, reduction="none")
+    torch.testing.assert_close(
+        fewer.per_sample, torch.where(fewer.kept, whole.per_sample, whole.per_sample - entropy)
+    )
+
+
+def test_when_images_are_chosen() -> None:
+    for refresh, changes in ((0, {2}), (1, {2, 3, 4, 5, 6}), (3, {2, 5})):
+        method = build("radius", task=task(4), from_epoch=2, refresh=refresh, drop=0.25)
+        assert isinstance(method, Radius)
+        seen = set()
+        for epoch in range(7):
+            method.radius.copy_(torch.arange(4.0).roll(epoch))
+            before = method.keep.clone()
+            method.start_epoch(epoch)
+            if not torch.equal(before, method.keep):
+                seen.add(epoch)
+        assert seen == changes
+
+
+def test_extreme() -> None:
+    values = torch.tensor([0.5, math.nan, -2.0, math.inf, 1.0])
+    assert extreme(values, 0.5, "largest").tolist() == [False, False, False, True, True]
+    assert extreme(values, 0.25, "smallest").tolist() == [False, False, True, False, False]
+    assert not extreme(torch.full((3,), math.nan), 0.9, "largest").any()
+    assert int(extreme(torch.arange(10.0), 0.1, "largest").sum()) == 1
+
+
+def test_the_model_is_not_a_part_of_the_method() -> None:
+    model, method = network(), build("radius", task=task())
+    method(model, batch(), 0, noise.stream(7))
+    assert list(method.parameters()) == []
+    assert set(method.state_dict()) == {"radius", "keep"}

@@ -1,0 +1,78 @@
+"""The estimate of the noise rate against labels whose truth is known."""
+
+import numpy as np
+import pytest
+
+from covprop.errors import InvalidInput
+from covprop.noisy.rate import confident_class, confident_joint, estimate_rate, lower_weight
+
+
+def test_confident_joint_by_hand() -> None:
+    """Thresholds .8 (labels 0: .9, .7) and .6 (labels 1: .8, .4)."""
+    p = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8], [0.6, 0.4]])
+    given = np.array([0, 0, 1, 1])
+    assert confident_class(given, p).tolist() == [0, 2, 1, 2]
+    assert confident_joint(given, p).tolist() == [[1, 0], [0, 1]]
+    p[3] = [0.9, 0.1]  # the threshold of class 1 becomes .45
+    assert confident_joint(given, p).tolist() == [[1, 0], [1, 1]]
+    found = estimate_rate(given, p)
+    assert found.confident_joint.rate == pytest.approx((0 * 2 + 0.5 * 2) / 4)
+    assert found.contradicted == 0.25
+
+
+def test_a_class_nobody_has() -> None:
+    p = np.array([[0.1, 0.2, 0.7], [0.9, 0.05, 0.05]])
+    assert confident_class(np.array([0, 0]), p).tolist() == [3, 0]
+
+
+def predictions(
+    truth: np.ndarray, classes: int, sureness: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Probabilities of a network that knows the truth, more or less."""
+    logits = rng.normal(size=(len(truth), classes))
+    logits[np.arange(len(truth)), truth] += sureness
+    p = np.exp(logits)
+    return p / p.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.45])
+@pytest.mark.parametrize("kind", ["pair", "symmetric"])
+def test_the_interval_holds_the_truth_for_a_good_network(rate: float, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 10, 4000)
+    shift = 1 if kind == "pair" else rng.integers(1, 10, 4000)
+    given = np.where(rng.random(4000) < rate, (truth + shift) % 10, truth)
+    found = estimate_rate(given, predictions(truth, 10, 6.0, rng))
+    true = float((given != truth).mean())
+    assert abs(found.rate - true) < 0.03
+    assert found.low - 0.01 <= true <= found.high + 0.01
+
+
+def test_a_poor_network_is_less_sure() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 10, 4000)
+    given = np.where(rng.random(4000) < 0.3, (truth + 1) % 10, truth)
+    good, poor = (estimate_rate(given, predictions(truth, 10, s, rng)) for s in (6.0, 2.0))
+    assert poor.high - poor.low > 2 * (good.high - good.low)
+
+
+def test_fewer_images_are_less_sure() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 8000)
+    given = np.where(rng.random(8000) < 0.3, (truth + 1) % 3, truth)
+    p = predictions(truth, 3, 6.0, rng)
+    widths = [f.high - f.low for f in (estimate_rate(given[:n], p[:n]) for n in (200, 8000))]
+    assert widths[0] > 3 * widths[1]
+
+
+def test_the_mixture_finds_two_heaps() -> None:
+    histogram = np.zeros(200, dtype=int)
+    histogram[10:20], histogram[170:190] = 30, 35  # 300 and 700
+    assert lower_weight(histogram) == pytest.approx(0.3, abs=0.01)
+
+
+def test_labels_and_probabilities_that_do_not_belong_together() -> None:
+    with pytest.raises(InvalidInput, match="do not belong together"):
+        estimate_rate(np.array([0, 1]), np.ones((3, 2)))
+    with pytest.raises(InvalidInput, match=r"outside 0\.\.1"):
+        estimate_rate(np.array([0, 2]), np.ones((2, 2)))

@@ -1,0 +1,90 @@
+"""What is written after training, from the files of a run alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from covprop.errors import InvalidInput
+from covprop.noisy.report import accuracy, report, sentences
+from covprop.noisy.suspects import read_csv
+from covprop.train import resolve, train
+
+
+def trained(out: Path, labels: dict[str, Any], method: Any = "plain", epochs: int = 12) -> Path:
+    raw = {
+        "data": {"name": "digits"},
+        "labels": labels,
+        "model": {"name": "lenet", "width": 4},
+        "noise": {"sigma": 0.25},
+        "method": {"name": method},
+        "train": {"epochs": epochs, "batch_size": 100, "optimizer": "adamw", "lr": 0.01}
+        | {"schedule": "constant", "device": "cpu"},
+    }
+    train(resolve(raw), out)
+    return out
+
+
+def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", {"name": "symmetric", "rate": 0.2})
+    summary = report(run)
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert summary["noise_rate"]["low"] <= summary["noise_rate"]["true"]
+    assert summary["noise_rate"]["true"] <= summary["noise_rate"]["high"]
+    assert summary["suspects"]["precision"] > 0.7
+    assert summary["suspects"]["recall"] > 0.7
+    found = read_csv(run / "suspects.csv")
+    assert found.clean is not None
+    assert float((found.given != found.clean).mean()) == summary["noise_rate"]["true"]
+    with np.load(run / "predictions.npz") as arrays:
+        np.testing.assert_allclose(arrays["probability"].sum(1), 1, rtol=1e-5)
+        own = arrays["probability"][np.arange(1437), arrays["given"]]
+    np.testing.assert_allclose(own, found.quality, rtol=1e-5)
+    with Image.open(run / "suspects.png") as picture:
+        assert picture.size == (1200, 975)
+    assert len(sentences(summary)) == 3
+
+
+def test_labels_of_unknown_quality(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", {"name": "none"}, epochs=6)
+    summary = report(run)
+    assert summary["noise_rate"]["true"] is None
+    assert summary["label_precision"] is None
+    assert set(summary["suspects"]) == {"flagged"}
+    assert summary["noise_rate"]["estimate"] < 0.15
+    assert read_csv(run / "suspects.csv").clean is None
+    assert "truly" not in " ".join(sentences(summary))
+
+
+def test_a_radius_is_listed_where_the_method_has_one(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", {"name": "pair", "rate": 0.2}, "radius", epochs=1)
+    report(run)
+    radius = read_csv(run / "suspects.csv").radius
+    assert radius is not None
+    assert np.isnan(radius).sum() == 37  # the incomplete last batch of the only epoch
+
+
+def test_accuracy_is_that_of_the_last_ten_epochs() -> None:
+    rows: list[dict[str, Any]] = [
+        {"epoch": e + 1, "seconds": e, "kept": 1.0, "test_accuracy_clean": a}
+        for e, a in enumerate([0.99, 0.98, *[0.5, 0.7] * 5])
+    ]
+    found = accuracy(rows)
+    assert found["test_accuracy_mean"] == pytest.approx(0.6)
+    assert found["test_accuracy_std"] == pytest.approx(0.1)
+    assert (found["epochs_averaged"], found["epochs"]) == (10, 12)
+    assert 0.99 not in found.values()
+    for row in rows[::2]:
+        del row["test_accuracy_clean"]
+    assert accuracy(rows)["epochs_averaged"] == 5
+    with pytest.raises(InvalidInput, match="no finished epoch"):
+        accuracy([])
+
+
+def test_another_kind_of_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[data]\nname = "digits"\n')
+    with pytest.raises(InvalidInput, match=r"without \[labels\]"):
+        report(tmp_path)

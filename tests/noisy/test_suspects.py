@@ -1,0 +1,98 @@
+"""The ranked list: its scores by hand and against scikit-learn, its file, its pictures."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import average_precision_score, precision_score, recall_score
+
+from covprop.errors import InvalidInput
+from covprop.noisy.suspects import Suspects, find, picture_grid, read_csv, to_csv
+
+
+def example(count: int = 60, radius: bool = False) -> Suspects:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(4), count)
+    clean = p.argmax(1)
+    given = np.where(rng.random(count) < 0.3, (clean + 1) % 4, clean)
+    return find(given, p, 0.25, radius=rng.normal(size=count) if radius else None, clean=clean)
+
+
+def test_scores_against_scikit_learn() -> None:
+    found = example()
+    assert found.clean is not None
+    wrong, scores = found.given != found.clean, found.scores()
+    assert scores is not None
+    assert scores["precision"] == pytest.approx(precision_score(wrong, found.flagged))
+    assert scores["recall"] == pytest.approx(recall_score(wrong, found.flagged))
+    by_sklearn = average_precision_score(wrong, -found.quality)
+    assert scores["average_precision"] == pytest.approx(by_sklearn)
+    assert found.flagged.sum() == 15
+    assert set(found.order[:15]) == set(np.flatnonzero(found.flagged))
+
+
+def test_scores_without_truth_or_without_wrong_labels() -> None:
+    p, given = np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 1])
+    assert find(given, p, 0.0).scores() is None
+    scores = find(given, p, 0.0, clean=given).scores()
+    assert scores is not None
+    assert all(np.isnan(list(scores.values())))
+
+
+@pytest.mark.parametrize("radius", [True, False])
+def test_the_file_is_read_back(tmp_path: Path, radius: bool) -> None:
+    found = example(radius=radius)
+    path = tmp_path / "suspects.csv"
+    path.write_text(to_csv(found))
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("index,is_label_issue,label_quality,given_label,predicted_label")
+    assert int(lines[1].split(",")[0]) == found.quality.argmin()
+    again = read_csv(path)
+    for name in ("quality", "given", "predicted", "flagged", "clean", "radius"):
+        one, two = getattr(found, name), getattr(again, name)
+        assert (one is None) == (two is None), name
+        assert one is None or np.array_equal(one, two), name
+
+
+def test_cleanlab_s_own_files_are_read(tmp_path: Path) -> None:
+    """As DataFrame.to_csv writes the tables of CleanLearning and of Datalab."""
+    path = tmp_path / "issues.csv"
+    for score in ("label_quality", "label_score"):
+        path.write_text(
+            f",is_label_issue,{score},given_label,predicted_label\n0,False,0.9,1,1\n1,True,0.1,0,1\n"
+        )
+        found = read_csv(path)
+        assert found.order.tolist() == [1, 0]
+        assert found.flagged.tolist() == [False, True]
+        assert found.clean is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "index,label_quality\n0,0.5\n", "is_label_issue,label_quality,given_label\nmaybe,1,2\n"],
+)
+def test_files_that_are_no_list(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InvalidInput, match="no list of suspect labels"):
+        read_csv(tmp_path / "a.csv")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_csv(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_pictures_are_those_of_the_suspects(channels: int) -> None:
+    """A dark picture, then a light one: the grid shows them in that order."""
+    found = example()
+    images = [np.full((8, 8, channels), v, np.uint8) for v in (0, 255, 0)]
+    if channels == 1:  # grey pictures are stretched to their own range
+        images = [i + np.eye(8, dtype=np.uint8)[:, :, None] * 9 for i in images[:1]] * 3
+    png = Image.open(io.BytesIO(picture_grid(found, images, "abcd", columns=2)))
+    assert png.format == "PNG"
+    assert png.size == (300, 390)
+    if channels == 3:
+        pixels = np.asarray(png.convert("L")).astype(int)
+        assert pixels[130, 75] == 0
+        assert pixels[130, 225] == 255
+        assert pixels[325, 75] == 0
