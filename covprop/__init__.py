@@ -8,6 +8,7 @@ from covprop.bound import decorrelated_bound, inflation
 from covprop.certify import Certificate, certify, predict
 from covprop.errors import CovpropError, InvalidInput, UnsupportedModel
 from covprop.estimate import margin
+from covprop.estimate.ibp import Box, ibp
 from covprop.estimate.result import Margin
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm, HermiteActivation
@@ -25,6 +26,7 @@ __all__ = [
     "PAPER",
     "REFERENCE",
     "ActNorm",
+    "Box",
     "Certificate",
     "CovpropError",
     "Gaussian",
@@ -43,6 +45,7 @@ __all__ = [
     "elementwise",
     "estimated_radius",
     "fix",
+    "ibp",
     "inflation",
     "margin",
     "predict",

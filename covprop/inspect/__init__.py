@@ -133,7 +133,7 @@ def write(
     """Write every figure (PNG, SVG), the data behind it (CSV) and the page into a folder."""
     from covprop.inspect.page import render
 
-    files = {name: content for e in shown for name, content in e.files().items()}
+    files = {name: content for e in shown for name, content in e.files.items()}
     files["inspect.html"] = render(shown, title, LEAD, warnings).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class Exhibit:
     tabulated: bool = False  # whether the page shows the rows as a table
     raw: Mapping[str, RawTable] = field(default_factory=dict)  # draws and grids: stem -> table
 
+    @cached_property
     def files(self) -> dict[str, bytes]:
         """Every file of the exhibit: name.csv, and name.png and name.svg where it has a figure."""
         made = {f"{self.name}.csv": comma_separated(self.columns, self.rows)}

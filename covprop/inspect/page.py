@@ -34,7 +34,7 @@ def render(exhibits: Sequence[Exhibit], title: str, lead: str, warnings: Sequenc
 
 
 def _shown(exhibit: Exhibit) -> dict[str, Any]:
-    files = {name: address(name, content) for name, content in exhibit.files().items()}
+    files = {name: address(name, content) for name, content in exhibit.files.items()}
     numeric = [
         all(cell is None or not isinstance(cell, str) for cell in column)
         for column in zip(*exhibit.rows, strict=True)

@@ -68,7 +68,7 @@ def test_files_of_an_exhibit() -> None:
         "a", "A", "c", ("x", "y"), [(1, 0.12345678), ("b,c", None)],
         raw={"draws": (("u",), [(0.123456,)])},
     )  # fmt: skip
-    assert shown.files() == {
+    assert shown.files == {
         "a.csv": b'x,y\n1,0.123457\n"b,c",\n',
         "a_draws.csv": b"u\n0.1235\n",
     }

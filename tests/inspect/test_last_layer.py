@@ -57,5 +57,5 @@ def test_the_exhibit_never_mixes_up_estimated_and_certified(prop: Propagator) ->
             "abstains" if found.prediction < 0 else ("$a", "b_", "c")[found.prediction]
         )
     assert {"last_layer.csv", "last_layer_draws.csv", "last_layer.png", "last_layer.svg"} == set(
-        shown.files()
+        shown.files
     )

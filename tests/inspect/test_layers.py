@@ -105,7 +105,7 @@ def test_the_mode_is_left_and_the_exhibit_holds_the_numbers() -> None:
     rows = layer_table(prop, torch.rand(2, 1, 8, 8), samples=50)
     assert model.training
     shown = layers.exhibit(rows, 2, 50)
-    files = shown.files()
+    files = shown.files
     assert set(files) == {"layers.csv", "layers.png", "layers.svg"}
     lines = files["layers.csv"].decode().splitlines()
     assert lines[0].startswith("layer,name,Monte Carlo variance,propagated,ratio")

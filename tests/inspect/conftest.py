@@ -1,0 +1,5 @@
+"""The browser, where Chromium is installed."""
+
+from browser import browser
+
+__all__ = ["browser"]
