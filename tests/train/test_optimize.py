@@ -53,3 +53,19 @@ def test_average() -> None:
     assert mean.item() == pytest.approx(expected, rel=1e-6)
     assert average.model[1].num_batches_tracked == 7
     assert not mean.requires_grad
+
+
+def test_adamw_without_decay_is_adam() -> None:
+    """What the noisy-label literature trains with, its first beta changed on the way."""
+    one, two = nn.Linear(3, 2), nn.Linear(3, 2)
+    two.load_state_dict(one.state_dict())
+    mine = optimizer(one, TrainOptions(1, optimizer="adamw", lr=0.01, weight_decay=0.0))
+    adam = torch.optim.Adam(two.parameters(), lr=0.01)
+    x = torch.randn(5, 3)
+    for beta in (0.9, 0.9, 0.1):
+        for net, opt in ((one, mine), (two, adam)):
+            opt.param_groups[0]["betas"] = (beta, 0.999)
+            opt.zero_grad()
+            net(x).square().sum().backward()
+            opt.step()
+    torch.testing.assert_close(one.weight, two.weight)

@@ -61,6 +61,9 @@ def test_a_missing_value_is_named() -> None:
         ({"milestones": (5,)}, "the run ends after 5"),
         ({"warmup_epochs": 5.0}, "warmup_epochs"),
         ({"schedule": "one-cycle", "warmup_epochs": 1.0}, "rises by itself"),
+        ({"schedule": "linear", "decay_from": 5}, "lies behind the 5 epochs"),
+        ({"decay_from": 2}, 'go with schedule = "linear" only'),
+        ({"schedule": "linear", "late_beta1": 0.1}, 'needs optimizer = "adamw"'),
         ({"nesterov": True, "momentum": 0.0}, "nesterov"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from covprop.train.options import TrainOptions
-from covprop.train.schedule import lr_at
+from covprop.train.schedule import betas_at, lr_at
 
 STEPS = 7
 
@@ -75,3 +75,23 @@ def test_warm_up_then_cosine() -> None:
 def test_constant_with_warm_up_of_half_an_epoch() -> None:
     rates = _rates(epochs=1, schedule="constant", warmup_epochs=0.5)
     assert rates == pytest.approx([0.2 * min(1, (s + 1) / 3.5) for s in range(STEPS)])
+
+
+def test_linear_falls_to_zero_from_its_epoch() -> None:
+    """Against torch's LambdaLR with the line written out."""
+
+    def share(step: int) -> float:
+        return 1.0 if step < 2 * STEPS else (6 * STEPS - step) / (4 * STEPS)
+
+    expected = _torch_rates(lambda o: lr_scheduler.LambdaLR(o, share), 6 * STEPS)
+    rates = _rates(epochs=6, schedule="linear", decay_from=2)
+    assert rates == pytest.approx(expected)
+    assert rates[2 * STEPS - 1 : 2 * STEPS + 1] == [0.2, 0.2]
+    assert rates[-1] == pytest.approx(0.2 / (4 * STEPS))
+
+
+def test_the_first_beta_changes_at_that_epoch() -> None:
+    options = TrainOptions(6, schedule="linear", decay_from=2, late_beta1=0.1)
+    found = [betas_at(options, step, STEPS) for step in (0, 2 * STEPS - 1, 2 * STEPS, 41)]
+    assert found == [(0.9, 0.999)] * 2 + [(0.1, 0.999)] * 2
+    assert betas_at(TrainOptions(6), 41, STEPS) == (0.9, 0.999)

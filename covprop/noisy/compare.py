@@ -1,0 +1,144 @@
+"""Runs of several methods and seeds side by side: a table and curves, from their files alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covprop.errors import InvalidInput
+from covprop.report.style import line
+from covprop.run import Run
+
+PUBLISHED = {
+    "cifar10": {
+        "bootstrap-hard": 0.501,
+        "smodel": 0.482,
+        "decoupling": 0.488,
+        "mentornet": 0.581,
+        "coteaching": 0.726,
+        "truncated": 0.828,
+        "radius-paper": 0.808,
+    },
+    "cifar100": {
+        "bootstrap-hard": 0.321,
+        "smodel": 0.218,
+        "decoupling": 0.261,
+        "mentornet": 0.316,
+        "coteaching": 0.348,
+        "truncated": 0.477,
+        "radius-paper": 0.346,
+    },
+}
+"""The paper's table, 45 % pair flips. Its Truncated Lq seems to come from another setting."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished run: a method's name, a seed, its summary.json and metrics.jsonl."""
+
+    name: str
+    seed: int
+    data: str
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Median training seconds of an epoch; the first, which warms up, is left out."""
+        steps = np.diff([0.0, *(row["seconds"] for row in self.rows)])
+        return float(np.median(steps[1:] if len(steps) > 1 else steps))
+
+
+def read(folder: Path | str) -> list[Entry]:
+    """The finished runs NAME-seedN below a folder, in the order of names and seeds."""
+    found = []
+    for file in sorted(Path(folder).glob("*/summary.json")):
+        match = re.fullmatch(r"(.+)-seed(\d+)", file.parent.name)
+        if match is None:
+            continue
+        run = Run(file.parent)
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        data = str(run.config["data"]["name"])
+        found.append(Entry(match[1], int(match[2]), data, summary, run.metrics()))
+    if not found:
+        raise InvalidInput(f"{folder} holds no finished run called METHOD-seedN.")
+    return found
+
+
+def grouped(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Name -> its seeds, the most accurate first."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.name, []).append(entry)
+    return dict(sorted(groups.items(), key=lambda item: -_accuracies(item[1]).mean()))
+
+
+def _accuracies(group: Sequence[Entry]) -> Any:
+    return np.array([entry.summary["test_accuracy_mean"] for entry in group])
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """Markdown: accuracy over the last ten epochs, what was learned from, seconds, the paper's.
+
+    With several seeds the ± is the standard deviation over the seeds, else over the ten epochs.
+    """
+    published = PUBLISHED.get(entries[0].data, {})
+    lines = [
+        "| method | test accuracy | seeds | label precision | suspects: average precision "
+        "| s/epoch | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, group in grouped(entries).items():
+        accuracies = _accuracies(group)
+        spread = accuracies.std() if len(group) > 1 else group[0].summary["test_accuracy_std"]
+        cells = [
+            name,
+            f"{accuracies.mean():.3f} ± {spread:.3f}",
+            str(len(group)),
+            _mean([entry.summary["label_precision"] for entry in group]),
+            _mean([entry.summary["suspects"].get("average_precision") for entry in group]),
+            f"{np.mean([entry.epoch_seconds for entry in group]):.2f}",
+            f"{published[name]:.3f}" if name in published else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known):.3f}" if known else "–"
+
+
+def curves(entries: Sequence[Entry]) -> bytes:
+    """A PNG: clean test accuracy and label precision by epoch; the band is the seeds' range."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), dpi=120, layout="constrained")
+    panels = figure.subplots(1, 2)
+    titles = {"test_accuracy_clean": "test accuracy", "label_precision": "label precision"}
+    for axes, (key, title) in zip(panels, titles.items(), strict=True):
+        for number, (name, group) in enumerate(grouped(entries).items()):
+            series = [[row.get(key) for row in entry.rows] for entry in group]
+            length = min(map(len, series))
+            values = np.array([one[:length] for one in series], dtype=float)
+            look = line(number)
+            dashes = (0, look.dash) if look.dash else "-"
+            epochs = np.arange(1, length + 1)
+            mean = values.mean(0)
+            axes.plot(epochs, mean, color=look.light, linestyle=dashes, label=name, lw=1.3)
+            if len(group) > 1:
+                low, high = values.min(0), values.max(0)
+                axes.fill_between(epochs, low, high, color=look.light, alpha=0.15, lw=0)
+        axes.set(xlabel="epoch", title=title)
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
