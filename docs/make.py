@@ -25,7 +25,8 @@ SECTIONS = {
     "Propagation": ("Propagator", "Gaussian", "check", "fix"),
     "Settings": ("Settings", "PAPER", "REFERENCE"),
     "Radius and loss": ("estimated_radius", "top_two_probability", "RadiusLoss"),
-    "Estimators": ("margin", "Margin"),
+    "Estimators": ("margin", "Margin", "ibp", "Box"),
+    "Inside a network": ("inspect.exhibits", "inspect.write", "inspect.layer_table"),
     "Certification": ("certify", "Certificate", "predict"),
     "Rules": ("rule", "elementwise"),
     "Layers": ("Normalize", "ActNorm", "HermiteActivation"),
@@ -35,6 +36,11 @@ SECTIONS = {
         *("models.build", "data.load", "data.batches", "methods.build", "train.load"),
         *("train.train", "run.Run"),
     ),
+    "Noisy labels": (
+        *("data.label_noise.corrupt", "noisy.build", "noisy.report.judge"),
+        *("noisy.rate.estimate_rate", "noisy.suspects.find", "noisy.suspects.read_csv"),
+        *("noisy.cleanlab.compare", "noisy.compare.table"),
+    ),
 }
 
 INTRODUCTIONS = {
@@ -42,6 +48,7 @@ INTRODUCTIONS = {
     "Estimators": "covprop.estimate",
     "Certification": "covprop.certify.smooth",
     "The bound behind the correlation factor": "covprop.bound",
+    "Noisy labels": "covprop.noisy",
 }
 """Sections that open with the docstring of a module, where the formulas are."""
 
