@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, draw, logits_of, require, seeded
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
-from covprop.radius import RadiusLoss, estimated_radius, ratio, soft_hinge, top_two
+from covprop.radius import RadiusLoss, estimated_radius, ratio, soft_hinge
 
 PRESETS = {"paper": PAPER, "reference": REFERENCE}
 OVERRIDES = (
@@ -125,24 +126,21 @@ class Radius:
             logits = logits_of(model, x, noise).squeeze(1)
             return Losses(F.cross_entropy(logits, y, reduction="none"), logits.detach())
         settings = self.settings
-        with torch.enable_grad():
-            points = x.detach().clone().requires_grad_(True)
-            logits = logits_of(model, points, noise).squeeze(1)
-            top, runner_up = top_two(logits)
-            values = logits.gather(1, torch.stack([top, runner_up], 1))
-            gap = values[:, 0] - values[:, 1]
-            (slope,) = torch.autograd.grad(
-                gap.sum(), points, create_graph=not settings.detach_covariance, retain_graph=True
-            )
-        variance = self.sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
-        scaled = ratio(gap, variance)
+        noisy = x + noise.squeeze(1)
+        if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
+            noisy = noisy.contiguous(memory_format=torch.channels_last)
+        found = linearize(model, noisy, self.sigma, create_graph=True)
+        logits = found.logits if found.logits.dtype == torch.float64 else found.logits.float()
+        variance = found.var.detach() if settings.detach_covariance else found.var
+        scaled = ratio(found.gap, variance)
         hinge = F.relu(settings.offset - scaled * (self.sigma if settings.hinge_in_sigma else 1))
         if settings.soft_term:
             hinge = hinge + soft_hinge(logits, settings.offset)
+        right = found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
-        loss = loss + weight * torch.where(top == y, hinge, torch.zeros_like(hinge))
-        behind = logits.gather(1, y.unsqueeze(1)).squeeze(1) - values[:, 0]
-        radius = self.sigma * torch.where(top == y, scaled, ratio(behind, variance))
+        loss = loss + weight * torch.where(right, hinge, torch.zeros_like(hinge))
+        behind = (logits.gather(1, y[:, None]) - logits.gather(1, found.top[:, None])).squeeze(1)
+        radius = self.sigma * torch.where(right, scaled, ratio(behind, variance))
         return Losses(loss, logits.detach(), radius.detach())
 
     def propagator(self, model: nn.Module) -> Propagator:
