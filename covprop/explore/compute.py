@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from covprop.data import FolderImages, Images
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.estimate import margin
 from covprop.estimate.result import gaussian_margin
-from covprop.explore.layers import Layer, at_place, layers_of, place
+from covprop.explore.layers import Inside
 from covprop.explore.pictures import THUMBNAIL, image, png
 from covprop.explore.plain import cloud, ellipse, margin_numbers, numbers, votes
 from covprop.gaussian import Gaussian
@@ -32,21 +30,10 @@ from covprop.radius import top_two
 BLOCK = 32  # samples in one pass; the noise of a block does not depend on how many follow
 SAMPLES = (64, 128, 256, 512, 1024, 2048)
 LIVE_SECONDS = 1.0  # what the samples of one view may take, by default
-CACHE_BYTES = 512 << 20
 PAGE = 24  # thumbnails at a time
 
 GoOn = Callable[[], None]
 """Called between blocks; raises when the answer is no longer wanted."""
-
-
-class Moments(NamedTuple):
-    """Σ after every step for one σ, and the deviations the mean pass needs."""
-
-    covs: list[Tensor | None]
-    deviations: list[Tensor | None]
-
-    def size(self) -> int:
-        return sum(c.numel() * c.element_size() for c in self.covs if c is not None)
 
 
 class Explorer:
@@ -73,12 +60,9 @@ class Explorer:
         self.sigma, self.trained = check_sigma(sigma), trained
         self.device = next(model.parameters(), torch.empty(0)).device
         self.fault = ""
-        self.layers: list[Layer] = []
-        self.prop: Propagator | None = None
-        self._cache: OrderedDict[float, Moments] = OrderedDict()
+        self.inside: Inside | None = None
         try:
-            self.prop = Propagator(model, sigma, images.image_shape)
-            self.layers = layers_of(self.prop.plan)
+            self.inside = Inside(model, images.image_shape)
         except UnsupportedModel as error:
             self.fault = str(error)
         self.samples_default = self._affordable()
@@ -97,7 +81,7 @@ class Explorer:
             "page": PAGE,
             "layers": [
                 {"name": layer.name, "kind": layer.kind, "channels": layer.channels}
-                for layer in self.layers
+                for layer in (self.inside.layers if self.inside else ())
             ],
         }
 
@@ -140,13 +124,14 @@ class Explorer:
             "ellipses": ellipses,
         }
         if layer is not None:
-            found["layer"] = self._layer(x, sigma, layer, channels)
+            inside = self._propagated()
+            chosen, two = inside.choose(x, sigma, layer, channels)
+            found["layer"] = inside.ellipse(x, sigma, chosen, two)
         return found
 
     def calibrated(self, index: int, sigma: float) -> dict[str, Any]:
         """The estimate corrected by a few noisy samples: `covprop.margin(…, "calibrated")`."""
-        if self.prop is None:
-            raise InvalidInput(self.fault)
+        self._propagated()
         x = self.image(index)
         pair, _ = self._top_two(x, sigma)
         prop = Propagator(self.model, sigma, self.images.image_shape, calibrated=True)
@@ -174,23 +159,31 @@ class Explorer:
         """Monte Carlo: how n noisy copies are classified, and where two values of them fall."""
         x = self.image(index)
         pair, _ = self._top_two(x, sigma)
-        wanted = None
+        chosen = None
         if layer is not None:
-            wanted, channels = self._chosen(layer, self._channels(sigma, x, layer, channels))
-        logits, inside = [], []
+            chosen, channels = self._propagated().choose(x, sigma, layer, channels)
+        logits, points = [], []
         noise = self._noise(index, draw)
         for _ in range(math.ceil(n / BLOCK)):
             go_on()
-            values = self._run(x + sigma * next(noise), wanted)
-            logits.append(values[0])
-            if wanted is not None and channels is not None:
-                inside.append(at_place(values[1], wanted.channels)[:, channels])
+            noisy = x + sigma * next(noise)
+            if chosen is None or channels is None:
+                logits.append(self.model(noisy))
+            else:
+                outs, two = self._propagated().run(noisy, chosen, channels)
+                logits.append(outs)
+                points.append(two)
         all_logits = torch.cat(logits)[:n].double()
         found = {"n": n, "pair": list(pair), **votes(all_logits)}
         found["logits"] = cloud(all_logits[:, pair])
-        if inside and channels is not None:
-            found["layer"] = {"channels": list(channels), **cloud(torch.cat(inside)[:n].double())}
+        if channels is not None and points:
+            found["layer"] = {"channels": list(channels), **cloud(torch.cat(points)[:n].double())}
         return found
+
+    def _propagated(self) -> Inside:
+        if self.inside is None:
+            raise InvalidInput(self.fault)
+        return self.inside
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self.images):
@@ -210,38 +203,11 @@ class Explorer:
             shape = (BLOCK, *self.images.image_shape)
             yield torch.randn(shape, generator=generator, device=self.device)
 
-    def _moments(self, sigma: float) -> Moments:
-        """Σ for this σ; those seen lately are kept, up to `CACHE_BYTES`."""
-        if sigma not in self._cache:
-            assert self.prop is not None
-            self.prop.sigma = sigma
-            with torch.no_grad():
-                covs = self.prop.covariances()
-                self._cache[sigma] = Moments(covs, self.prop.plan.deviations(covs))
-        self._cache.move_to_end(sigma)
-        while len(self._cache) > 1 and sum(m.size() for m in self._cache.values()) > CACHE_BYTES:
-            self._cache.popitem(last=False)
-        return self._cache[sigma]
-
-    @torch.no_grad()
-    def _gaussian(self, x: Tensor, sigma: float, slot: int) -> Gaussian:
-        """Mean and covariance after a step, by the propagation."""
-        assert self.prop is not None
-        plan = self.prop.plan
-        part = replace(plan, steps=plan.steps[:slot], output=slot)
-        if plan.needs_image():
-            eye = torch.eye(x.shape[1], device=x.device)
-            return part.run(x, sigma**2 * eye, self.prop.settings)
-        known = self._moments(sigma)
-        cov = known.covs[slot]
-        assert cov is not None
-        return Gaussian(part.means(x, known.deviations[:slot], self.prop.settings), cov)
-
     def _top_two(self, x: Tensor, sigma: float) -> tuple[tuple[int, int], Gaussian | None]:
         """The two classes of the view, by the propagated mean where there is one."""
         out = None
-        if self.prop is not None:
-            out = self._gaussian(x, sigma, self.prop.plan.output)
+        if self.inside is not None:
+            out = self.inside.output(x, sigma)
             mean = out.mean
         else:
             with torch.no_grad():
@@ -257,57 +223,6 @@ class Explorer:
             rows = [torch.autograd.grad(u, point, retain_graph=True)[0].flatten() for u in two]
         jacobian = torch.stack(rows)
         return {"mean": numbers(two.detach()), "cov": numbers(sigma**2 * jacobian @ jacobian.T)}
-
-    def _chosen(self, layer: int, channels: Sequence[int]) -> tuple[Layer, tuple[int, int]]:
-        chosen = self.layers[layer]
-        a, b = channels
-        if a == b or not (0 <= a < chosen.channels and 0 <= b < chosen.channels):
-            raise InvalidInput(
-                f"{chosen.name} has channels 0 to {chosen.channels - 1}: choose two different "
-                f"ones, not {a} and {b}."
-            )
-        return chosen, (a, b)
-
-    def _channels(
-        self, sigma: float, x: Tensor, layer: int, channels: tuple[int, int] | None
-    ) -> tuple[int, int]:
-        """The channels asked for, else the two of largest propagated variance."""
-        if not 0 <= layer < len(self.layers):
-            raise InvalidInput(f"there is no layer {layer}: choose 0 to {len(self.layers) - 1}.")
-        if channels is not None:
-            return channels
-        if self.layers[layer].channels < 2:
-            raise InvalidInput(f"{self.layers[layer].name} has one channel only.")
-        cov = self._gaussian(x, sigma, self.layers[layer].slot).cov
-        first, second = sorted(torch.diagonal(cov).topk(2).indices.tolist())
-        return first, second
-
-    def _layer(
-        self, x: Tensor, sigma: float, layer: int, channels: tuple[int, int] | None
-    ) -> dict[str, Any]:
-        chosen, pair = self._chosen(layer, self._channels(sigma, x, layer, channels))
-        out = self._gaussian(x, sigma, chosen.slot)
-        mean = at_place(out.mean, chosen.channels)[0]
-        return {
-            "channels": list(pair),
-            "place": place(out.mean, chosen.channels),
-            **ellipse(mean, out.cov, pair),
-        }
-
-    def _run(self, noisy: Tensor, layer: Layer | None) -> list[Tensor]:
-        """Logits, and the value after a layer, of the network itself."""
-        if layer is None:
-            return [self.model(noisy)]
-        assert self.prop is not None
-        seen: dict[int, Tensor] = {}
-        wanted = (self.prop.plan.output, layer.slot)
-
-        def visit(slot: int, value: Tensor) -> None:
-            if slot in wanted:
-                seen[slot] = value
-
-        self.prop.plan.run_plain(noisy, visit)
-        return [seen[slot] for slot in wanted]
 
     @torch.no_grad()
     def _affordable(self) -> int:

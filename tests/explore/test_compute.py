@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import covprop
 from covprop import data
 from covprop.errors import InvalidInput
-from covprop.explore import compute
+from covprop.explore import compute, layers
 from covprop.explore.compute import BLOCK, SAMPLES, Explorer
 from covprop.noise import seed_of
 
@@ -115,7 +115,7 @@ def test_samples_are_what_the_network_says_of_noisy_copies(
 def test_a_layer_is_that_of_the_network_and_of_the_propagator(
     explorer: Explorer, model: nn.Module
 ) -> None:
-    names = [layer.name for layer in explorer.layers]
+    names = [layer.name for layer in explorer.inside.layers]
     layer = names.index("1.conv2")
     seen: list[Tensor] = []
     hook = model.get_submodule("1.conv2").register_forward_hook(lambda m, a, out: seen.append(out))
@@ -129,7 +129,9 @@ def test_a_layer_is_that_of_the_network_and_of_the_propagator(
     expected = seen[0][:, [a, b], y, x]
     dots = explorer.samples(INDEX, SIGMA, n=64, layer=layer, channels=(a, b))["layer"]["dots"]
     torch.testing.assert_close(torch.tensor(dots), expected, rtol=1e-3, atol=1e-3)
-    cov = covprop.Propagator(model, SIGMA, (1, 8, 8)).covariances()[explorer.layers[layer].slot]
+    cov = covprop.Propagator(model, SIGMA, (1, 8, 8)).covariances()[
+        explorer.inside.layers[layer].slot
+    ]
     assert cov is not None
     assert {a, b} == set(torch.diagonal(cov).topk(2).indices.tolist())
     torch.testing.assert_close(
@@ -137,8 +139,20 @@ def test_a_layer_is_that_of_the_network_and_of_the_propagator(
     )
 
 
+def test_a_layer_is_seen_before_the_next_one_works_in_place() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 4, 3)
+    rest = (nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 10))
+    explorer = Explorer(nn.Sequential(conv, *rest), data.load("digits", "test"), 0.25)
+    found = explorer.samples(INDEX, SIGMA, n=32, layer=0, channels=(0, 1))["layer"]["dots"]
+    with torch.no_grad():
+        expected = conv(image(INDEX) + SIGMA * draws(INDEX, 0, 32))[:, :2, 3, 3]
+    assert (expected < 0).any()
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_every_layer_can_be_shown_and_the_last_is_the_logits(explorer: Explorer) -> None:
-    for k, layer in enumerate(explorer.layers):
+    for k, layer in enumerate(explorer.inside.layers):
         found = explorer.estimates(INDEX, SIGMA, layer=k, channels=(0, 1))["layer"]
         cloud = explorer.samples(INDEX, SIGMA, n=32, layer=k, channels=(0, 1))["layer"]
         assert len(found["mean"]) == 2, layer
@@ -182,11 +196,11 @@ def test_what_is_kept_stays_within_its_limit(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explorer.estimates(INDEX, 0.2)
-    size = next(iter(explorer._cache.values())).size()
-    monkeypatch.setattr(compute, "CACHE_BYTES", 3 * size)
+    size = next(iter(explorer.inside._cache.values())).size()
+    monkeypatch.setattr(layers, "CACHE_BYTES", 3 * size)
     for sigma in (0.3, 0.4, 0.5, 0.2, 0.6):
         explorer.estimates(INDEX, sigma)
-    assert list(explorer._cache) == [0.5, 0.2, 0.6]
+    assert list(explorer.inside._cache) == [0.5, 0.2, 0.6]
 
 
 def test_thumbnails_come_a_page_at_a_time(explorer: Explorer) -> None:

@@ -179,7 +179,7 @@
       }
       const radius = make("td", "num");
       radius.append(make("span", "value", show(m.estimated_radius, 3)), bar(m.estimated_radius));
-      row.append(make("td", "", name(m.top) + " vs. " + name(m.runner_up)),
+      row.append(make("td", "", about.classes[m.top] + " vs. " + about.classes[m.runner_up]),
         make("td", "num", probability(m.probability)), radius);
       return row;
     }));
