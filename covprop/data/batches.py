@@ -23,6 +23,9 @@ from covprop.errors import InvalidInput
 Augment = Literal["none", "flip", "crop-flip"]
 PADDING = 4
 
+# A product rounds alike on every device; a GPU divides by a number in its own way.
+LEVEL = 1.0 / 255.0
+
 
 class Batch(NamedTuple):
     """`index` int64 [b] (position in the data set), `x` float32 [b, c, h, w] in [0, 1], `y` [b]."""
@@ -125,7 +128,7 @@ def _resident(
             # Drawn for the global batch, so that the number of processes changes nothing.
             draws = _draw(part.size, _generator(*seeds, part.number))[:, part.low : part.high]
             x = shift_flip(x, draws.to(device, non_blocking=True), crop=augment == "crop-flip")
-        yield Batch(index, x.float().div_(255), labels.index_select(0, index))
+        yield Batch(index, x.float().mul_(LEVEL), labels.index_select(0, index))
 
 
 def _draw(size: int, generator: torch.Generator) -> Tensor:
@@ -200,5 +203,5 @@ def _decoded(
             raise InvalidInput(result)
         index, x = result
         y = data.labels[index].to(device)
-        x = x.to(device, non_blocking=True).float().div_(255)
+        x = x.to(device, non_blocking=True).float().mul_(LEVEL)
         yield Batch(index.to(device), x, y)

@@ -36,7 +36,7 @@ def test_every_image_once_and_unchanged():
     assert index.tolist() != list(range(N))
     for b in got:
         assert b.x.dtype == torch.float32
-        assert torch.equal(b.x, DATA.images[b.index].float() / 255)
+        assert torch.equal(b.x, DATA.images[b.index].float() * (1 / 255))
         assert torch.equal(b.y, DATA.labels[b.index])
 
 
