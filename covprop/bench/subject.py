@@ -61,6 +61,8 @@ class Subject:
             std=(0.25,) * self.channels,
             **options,
         )
+        if self.precision == "bf16":  # what autocast leaves in float32, Σ above all, in TF32
+            torch.set_float32_matmul_precision("high")
         return model.to(self.device, memory_format=self.memory_format).train()  # type: ignore[call-overload]
 
     @property

@@ -92,6 +92,8 @@ class Trainer:
         self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.layout = layout
+        if self.options.precision == "bf16":  # what autocast leaves in float32, Σ above all
+            torch.set_float32_matmul_precision("high")
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
