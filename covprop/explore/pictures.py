@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import base64
 import io
-import random
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from covprop.data import FolderImages, Images
-from covprop.data.decode import read_image
+from covprop.data import FolderImages, Images, batches
 
 THUMBNAIL = 64  # pixels, at most, along the longer side
 
 
 def image(images: Images | FolderImages, index: int, device: torch.device) -> Tensor:
     """Image `index` as [1, c, h, w] in [0, 1], exactly as `covprop certify` sees it."""
+    chosen = [index]
+    part: Images | FolderImages
     if isinstance(images, Images):
-        pixels = images.images[index]
+        part = replace(images, images=images.images[chosen], labels=images.labels[chosen])
     else:
-        pixels = read_image(images.path(index), "none", random.Random(0))
-    return pixels[None].to(device).float().div_(255)
+        part = replace(images, paths=images.paths[chosen], labels=images.labels[chosen])
+    return next(batches(part, 1, epoch=0, seed=0, device=device, shuffle=False)).x
 
 
 def png(x: Tensor, most: int | None = None) -> str:

@@ -16,9 +16,9 @@ MOST_CLASSES = 10
 
 
 def number(value: float) -> float | str:
-    """A number as JSON can hold it: five digits, and a sign for what is not finite."""
+    """A number as JSON can hold it: the seven digits of a float32, and a sign for what is not finite."""
     if math.isfinite(value):
-        return float(f"{value:.5g}")
+        return float(f"{value:.7g}")
     return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
 
 

@@ -23,10 +23,12 @@ def finished(certifier: Certifier, job: int, seconds: float = 30) -> dict[str, A
 
 def test_a_certificate_is_that_of_certify(explorer: Explorer, model: nn.Module) -> None:
     certifier = Certifier(explorer, Turns())
+    digits = data.load("digits", "test")
+    batch = next(data.batches(digits, 360, epoch=0, seed=0, device="cpu", shuffle=False))
     for index in (2, 5):
         job = certifier.start(index, 0.25, 1000, 0.01)["job"]
         found = finished(certifier, job)
-        x = data.load("digits", "test").images[index].float() / 255
+        x = batch.x[index]
         expected = covprop.certify(
             model, x, sigma=0.25, n0=100, n=1000, alpha=0.01, num_classes=10, index=index
         )

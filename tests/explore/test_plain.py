@@ -8,7 +8,7 @@ from covprop.explore.plain import MOST_CLASSES, MOST_DOTS, cloud, number, number
 
 def test_numbers_fit_into_json() -> None:
     assert [number(v) for v in (math.inf, -math.inf, math.nan)] == ["∞", "−∞", "NaN"]
-    assert number(0.123456789) == 0.12346
+    assert number(0.123456789) == 0.1234568
     nested = numbers(torch.tensor([[1.0, math.nan], [2.0, 3.0]]))
     assert json.loads(json.dumps(nested, allow_nan=False)) == [[1.0, "NaN"], [2.0, 3.0]]
 
