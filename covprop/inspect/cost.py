@@ -225,8 +225,9 @@ def draw_memory(rows: Sequence[Memory]) -> figures.Figure:
                       linestyle="none" if label == "plain" else "-",
                       fillstyle="none" if label == "plain" else "full")  # fmt: skip
         names = [r.name.replace(" residual", "\nresidual").replace(" conv", "\nconv") for r in rows]
-        every = max(1, len(rows) // 8)
-        axes.set_xticks(at[::every], names[::every], fontsize=7.5)
+        every = -(-len(rows) // 12)
+        turn, side = (30, "right") if len(rows) > 7 else (0, "center")  # long names side by side
+        axes.set_xticks(at[::every], names[::every], fontsize=7.5, rotation=turn, ha=side)
         axes.set(yscale="log", ylabel="numbers an image")
         axes.grid(True, axis="y")
         figure.legend(frameon=False, loc="outside upper center", ncols=3)

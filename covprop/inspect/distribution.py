@@ -19,6 +19,7 @@ from covprop.mode import switched
 from covprop.propagate.propagator import Propagator
 
 Array = NDArray[np.float64]
+OUT_OF_VIEW = 8  # an ellipse this much wider than the samples would leave nothing of them to see
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def exhibit(found: Sequence[Pair], image: int) -> Exhibit:
         "darker. Orange: mean and covariance tracked by propagation, which all pixels and images "
         "of a layer share. Green: the covariance σ²JJᵀ of the network linearised at this image. "
         "Ellipses stand at one and two standard deviations, so the outer one should hold 86 % of "
-        "the samples; a larger one overstates the noise."
+        "the samples; a larger one overstates the noise, and is left out where it would dwarf them."
     )
     names = [f"{p.layer.name} channel {c}" for p in found for c in p.channels]
     draws = np.concatenate([pair.draws for pair in found], 1).tolist()
@@ -186,11 +187,16 @@ def draw(found: Sequence[Pair]) -> figures.Figure:
             )
             figures.ellipses(axes, pair.linear_mean, pair.linear, figures.LINEAR, "linearised")
             number = f"layer {pair.layer.number}" if pair.layer.number else pair.layer.name
-            axes.set(title=number, xlabel=f"channel {pair.channels[0]}")
+            axes.set(xlabel=f"channel {pair.channels[0]}")
             axes.set_ylabel(f"channel {pair.channels[1]}")
             inner = np.quantile(pair.draws, (0.001, 0.999), axis=0)
             curve = figures.ellipse_points(pair.tracked_mean, pair.tracked, 2)
-            figures.square(axes, inner, curve)
+            slope = figures.ellipse_points(pair.linear_mean, pair.linear, 2)
+            if np.ptp(curve, 0).max() > OUT_OF_VIEW * np.ptp(inner, 0).max():
+                number += ": tracked is far larger"
+                curve = slope
+            axes.set_title(number)
+            figures.square(axes, inner, curve, slope)
             axes.grid(True)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         handles.insert(0, figures.swatch(figures.SAMPLES))

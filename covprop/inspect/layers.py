@@ -131,7 +131,7 @@ class _Tally:
         noise = value - value.mean(0, keepdim=True)
         self.squares += float(noise.square().flatten(1).mean(1).sum())
         self.freedom += len(value) - 1
-        if value.ndim > 2:
+        if max(value.shape[2:], default=1) > 1:
             self.correlations.append((neighbour_correlation(noise[None]), len(value)))
         self.draws.append(value.flatten(1)[:, self.units.to(value.device)].double().cpu())
 
@@ -261,11 +261,11 @@ def draw(rows: Sequence[LayerRow]) -> figures.Figure:
         pixels.bar(places, found, width=0.7, label="measured", **blue)
         pixels.plot(places, allowed, "_", ms=11, mew=2, label="r_max", **orange)
         pixels.set(ylim=(0, 1.25), title="neighbours' correlation")
-        every = max(1, len(rows) // 9)
-        names = [str(r.layer.number) if r.layer.number else "·" for r in rows]
+        numbered = [i for i, r in enumerate(rows) if r.layer.number]
+        ticks = numbered[:: -(-len(numbered) // 9)] if numbered else []
         for axes in (variance, normal, pixels):
             axes.set_xlim(-0.6, len(rows) - 0.4)
-            axes.set_xticks(at[::every], names[::every])
+            axes.set_xticks(ticks, [str(rows[i].layer.number) for i in ticks])
             axes.set_xlabel("layer")
             axes.grid(True, axis="y")
             axes.legend(frameon=False, loc="upper left")
