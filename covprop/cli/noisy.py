@@ -38,7 +38,7 @@ def noisy(
     the last ten epochs.
     """
     from covprop.errors import InvalidInput
-    from covprop.noisy.report import report, sentences
+    from covprop.noisy.report import judge, sentences
     from covprop.train import load
 
     if load(recipe, set_ or []).labels is None:
@@ -47,6 +47,6 @@ def noisy(
             'quality, or name = "pair" and a rate under [labels].'
         )
     folder = train_recipe("noisy", recipe, set_, out, data, restart)
-    for line in sentences(report(folder, data, cleanlab=cleanlab)):
+    for line in sentences(judge(folder, data, cleanlab=cleanlab)):
         typer.echo(line)
     typer.echo(f"The suspects are in {folder / 'suspects.csv'} and {folder / 'suspects.png'}.")

@@ -1,7 +1,7 @@
 """Learning from labels of which some are wrong: methods by name, one interface.
 
 A recipe with a section `[labels]` is trained by the same loop as any other; its method is one of
-these. After training, `report` says which labels are suspect and how many are wrong.
+these. After training, `report.judge` says which labels are suspect and how many are wrong.
 
 Example:
     >>> sorted(METHODS)[:3]

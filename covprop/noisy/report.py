@@ -31,7 +31,7 @@ LAST = 10
 PICTURES = 40
 
 
-def report(
+def judge(
     folder: Path | str, data_root: Path | None = None, *, cleanlab: bool = False
 ) -> dict[str, Any]:
     """Judge a finished run, write the files, and return what summary.json holds.
@@ -39,7 +39,7 @@ def report(
     With `cleanlab`, also what that package makes of the same labels and predictions.
 
     Example:
-        >>> report("runs/noisy/digits/coteaching-pair-0.45")["noise_rate"]     # doctest: +SKIP
+        >>> judge("runs/noisy/digits/coteaching-pair-0.45")["noise_rate"]     # doctest: +SKIP
     """
     run = Run(folder)
     if "labels" not in run.config:

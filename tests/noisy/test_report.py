@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from covprop.errors import InvalidInput
-from covprop.noisy.report import accuracy, report, sentences
+from covprop.noisy.report import accuracy, judge, sentences
 from covprop.noisy.suspects import read_csv
 from covprop.train import resolve, train
 
@@ -30,7 +30,7 @@ def trained(out: Path, labels: dict[str, Any], method: Any = "plain", epochs: in
 
 def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", {"name": "symmetric", "rate": 0.2})
-    summary = report(run)
+    summary = judge(run)
     assert summary == json.loads((run / "summary.json").read_text())
     assert summary["noise_rate"]["low"] <= summary["noise_rate"]["true"]
     assert summary["noise_rate"]["true"] <= summary["noise_rate"]["high"]
@@ -50,7 +50,7 @@ def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
 
 def test_labels_of_unknown_quality(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", {"name": "none"}, epochs=6)
-    summary = report(run)
+    summary = judge(run)
     assert summary["noise_rate"]["true"] is None
     assert summary["label_precision"] is None
     assert set(summary["suspects"]) == {"flagged"}
@@ -61,7 +61,7 @@ def test_labels_of_unknown_quality(tmp_path: Path) -> None:
 
 def test_a_radius_is_listed_where_the_method_has_one(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", {"name": "pair", "rate": 0.2}, "radius", epochs=1)
-    report(run)
+    judge(run)
     radius = read_csv(run / "suspects.csv").radius
     assert radius is not None
     assert np.isnan(radius).sum() == 37  # the incomplete last batch of the only epoch
@@ -87,4 +87,4 @@ def test_accuracy_is_that_of_the_last_ten_epochs() -> None:
 def test_another_kind_of_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[data]\nname = "digits"\n')
     with pytest.raises(InvalidInput, match=r"without \[labels\]"):
-        report(tmp_path)
+        judge(tmp_path)
