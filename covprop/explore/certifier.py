@@ -115,14 +115,17 @@ class Job:
         return found
 
 
-class _Counted(nn.Module):
-    """The model, which counts its samples, waits for its turn, and can be stopped."""
+class _Counted:
+    """The model, which counts its samples, waits for its turn, and can be stopped.
+
+    No module: while torch.fx traces in another thread it catches the call of any module, so none
+    may be called except in its turn.
+    """
 
     def __init__(self, model: nn.Module, job: Job, turns: Turns) -> None:
-        super().__init__()
         self.model, self.job, self.turns = model, job, turns
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.job.stop.is_set():
             raise Stopped
         with self.turns.background():

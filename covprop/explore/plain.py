@@ -16,7 +16,7 @@ MOST_CLASSES = 10
 
 
 def number(value: float) -> float | str:
-    """A number as JSON can hold it: the seven digits of a float32, and a sign for what is not finite."""
+    """A number as JSON can hold it: a float32's seven digits, a sign for what is not finite."""
     if math.isfinite(value):
         return float(f"{value:.7g}")
     return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"

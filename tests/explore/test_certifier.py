@@ -100,6 +100,23 @@ def test_stop_and_close_end_it(gate: Gate) -> None:
         assert finished(certifier, job)["state"] == "stopped"
 
 
+def test_no_module_is_called_out_of_turn(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch.fx traces, it catches every module's call in every thread, as here."""
+    turns = Turns()
+    certifier = Certifier(explorer, turns)
+
+    def caught(*args: Any) -> Any:
+        raise NameError("module is not installed as a submodule")
+
+    with turns.front(), monkeypatch.context() as tracing:
+        tracing.setattr(nn.Module, "__call__", caught)
+        job = certifier.start(0, 0.25, 1000, 0.001)["job"]
+        time.sleep(0.2)  # long enough to come to the first call
+    assert finished(certifier, job)["state"] == "done"
+
+
 def test_slips_are_refused_before_anything_starts(gate: Gate) -> None:
     certifier = certifier_of(gate)
     with pytest.raises(InvalidInput, match="cannot reach alpha"):
