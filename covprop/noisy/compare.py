@@ -138,7 +138,7 @@ def curves(entries: Sequence[Entry]) -> bytes:
                 axes.fill_between(epochs, low, high, color=look.light, alpha=0.15, lw=0)
         axes.set(xlabel="epoch", title=title)
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()

@@ -153,6 +153,8 @@ def sentences(summary: dict[str, Any]) -> list[str]:
         f"{rate['high']:.0%}"
     )
     lines.append(line + (f" (truly {rate['true']:.0%})." if rate["true"] is not None else "."))
+    if rate["estimate"] > 0.5:
+        lines.append("More than half of them: rather the network is wrong; train it longer.")
     found = summary["suspects"]
     line = f"Suspect labels: {found['flagged']}"
     if found.get("precision") is not None and found.get("recall") is not None:

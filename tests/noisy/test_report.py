@@ -46,6 +46,8 @@ def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
     with Image.open(run / "suspects.png") as picture:
         assert picture.size == (1200, 975)
     assert len(sentences(summary)) == 3
+    summary["noise_rate"]["estimate"] = 0.8
+    assert "rather the network is wrong" in sentences(summary)[2]
 
 
 def test_labels_of_unknown_quality(tmp_path: Path) -> None:
