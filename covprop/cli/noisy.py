@@ -31,7 +31,7 @@ def noisy(
     covprop noisy my.toml --set labels.name=file --set labels.file=given.csv
     covprop list noisy                                  the methods and their options
 
-    The recipe has a section [labels]: pair, symmetric (with a rate), matrix, file, or none.
+    The section "labels" of the recipe is pair, symmetric (with a rate), matrix, file, or none.
     Besides what `covprop train` writes, the run folder gets labels.tsv (the labels training saw,
     beside the true ones), suspects.csv (every label, most suspect first, in cleanlab's columns),
     suspects.png (the first of them), predictions.npz and summary.json. Accuracy is the mean over

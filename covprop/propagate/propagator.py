@@ -201,7 +201,7 @@ class Propagator(nn.Module):
         for slot, layer in found.items():
             old = getattr(self, f"variance_{slot}")
             new = layer.variance
-            if self._measured:
+            if self._measured and momentum:
                 new = momentum * old + (1 - momentum) * new
             setattr(self, f"variance_{slot}", new)
         self.calibrations = self.calibrations + 1
