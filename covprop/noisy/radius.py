@@ -30,7 +30,8 @@ class Radius(NoisyMethod):
             label against the best other class, negative where the label loses.
         drop: share of the training images.
         refresh: epochs between two choices; 0 chooses once.
-        weight: λ; 0 trains plainly on noisy images and only ranks by the radius.
+        weight: λ; 0 trains plainly on noisy images and only ranks by the radius, for which Σ is
+            computed once an epoch.
         offset: Γ; the preset's when not given.
         preset: "paper" or "reference", see `covprop.Settings`.
         detach_covariance: whether no gradient flows through Σ; the preset's when not given.
@@ -38,6 +39,7 @@ class Radius(NoisyMethod):
 
     radius: Tensor
     keep: Tensor
+    cov: Tensor
 
     def __init__(
         self,
@@ -61,10 +63,13 @@ class Radius(NoisyMethod):
         self.loss = RadiusLoss(task.sigma, weight, offset, settings, reduction="none")
         self.register_buffer("radius", torch.full((task.images,), torch.nan))
         self.register_buffer("keep", torch.ones(task.images, dtype=torch.bool))
+        self.register_buffer("cov", torch.full((task.num_classes,) * 2, torch.nan))
+        self._due = False  # a run that goes on within an epoch finds Σ in the checkpoint
         # In a tuple, or its model would be registered a second time here.
         self._held: tuple[Propagator, ...] = ()
 
     def start_epoch(self, epoch: int) -> None:
+        self._due = True
         late = epoch - self.from_epoch
         if late == 0 or (late > 0 and self.refresh and late % self.refresh == 0):
             self.keep.copy_(~extreme(self.radius, self.drop, self.end))
@@ -74,8 +79,7 @@ class Radius(NoisyMethod):
     ) -> Learned:
         noise = draw(batch.x, 1, self.task.sigma, generator).squeeze(1)
         logits = model(batch.x + noise).float()
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.loss.weight > 0):
-            out = Gaussian(logits, self._covariance(model))
+        out = Gaussian(logits, self._covariance(model))
         kept = self.keep[batch.index]
         losses = torch.where(kept, cross_entropy(logits, batch.y), 0.0)
         if self.loss.weight:
@@ -87,10 +91,18 @@ class Radius(NoisyMethod):
         return Learned(losses, logits.detach(), kept, radius)
 
     def _covariance(self, model: nn.Module) -> Tensor:
+        if self.loss.weight:
+            return self._propagated(model)
+        if self._due:
+            with torch.no_grad():
+                self.cov.copy_(self._propagated(model))
+            self._due = False
+        return self.cov
+
+    def _propagated(self, model: nn.Module) -> Tensor:
         if not self._held:
             task = self.task
-            prop = Propagator(model, task.sigma, task.input_shape, self.loss.settings)
-            self._held = (prop,)
+            self._held = (Propagator(model, task.sigma, task.input_shape, self.loss.settings),)
         prop = self._held[0]
         cov = prop.covariances()[prop.plan.output]
         assert cov is not None

@@ -42,6 +42,7 @@ def radii_by_hand(model: nn.Module, x: torch.Tensor) -> list[float]:
 def test_the_radius_of_a_linear_network_by_hand() -> None:
     model, data = network(), batch()
     method = build("radius", task=task(), weight=0)
+    method.start_epoch(0)
     learned = method(model, data, 0, noise.stream(7))
     noisy = data.x + SIGMA * torch.randn(data.x.shape, generator=noise.stream(7))
     assert learned.radius is not None
@@ -108,4 +109,17 @@ def test_the_model_is_not_a_part_of_the_method() -> None:
     model, method = network(), build("radius", task=task())
     method(model, batch(), 0, noise.stream(7))
     assert list(method.parameters()) == []
-    assert set(method.state_dict()) == {"radius", "keep"}
+    assert set(method.state_dict()) == {"radius", "keep", "cov"}
+
+
+def test_without_a_hinge_the_covariance_is_that_of_the_epoch_s_beginning() -> None:
+    model, method = network(), build("radius", task=task(), weight=0)
+    method.start_epoch(0)
+    first = method(model, batch(), 0, noise.stream(7)).radius
+    with torch.no_grad():
+        model[1].weight.mul_(2)  # type: ignore[index,union-attr]
+        model[1].bias.mul_(2)  # type: ignore[index,union-attr]
+    assert first is not None
+    torch.testing.assert_close(method(model, batch(), 0, noise.stream(7)).radius, 2 * first)
+    method.start_epoch(1)
+    torch.testing.assert_close(method(model, batch(), 1, noise.stream(7)).radius, first)

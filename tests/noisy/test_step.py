@@ -70,11 +70,13 @@ EARLY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "radius without hinge"])
 def test_stopped_and_continued_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    recipe = tiny({"name": name, **EARLY.get(name, {})})
+    name, _, without = name.partition(" without ")
+    options = EARLY.get(name, {}) | ({"weight": 0} if without else {})
+    recipe = tiny({"name": name, **options})
     train(recipe, tmp_path / "whole")
     step = Trainer._train_step
     for steps in (3, 4, 9):  # within an epoch, at its last step, in the third epoch
