@@ -166,9 +166,7 @@ def test_linearized_is_differentiable_for_training() -> None:
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU(), nn.Tanh()], ids=str)
 @pytest.mark.parametrize("norm", [False, True])
-def test_gradient_is_that_of_double_backward(
-    activation: nn.Module, norm: bool
-) -> None:
+def test_gradient_is_that_of_double_backward(activation: nn.Module, norm: bool) -> None:
     middle = nn.BatchNorm2d(4) if norm else nn.Identity()
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), middle, activation, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
