@@ -1,8 +1,13 @@
 """Shared set-up: reproducible torch, one thread a worker, profiles for hypothesis."""
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
+
+import covprop  # noqa: F401  (registers the rules)
+from covprop.propagate import registry
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile(
@@ -24,3 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _own_rules() -> Iterator[None]:
+    """Rules that a test registers are gone after it, so that no test depends on another."""
+    before = dict(registry._RULES)
+    yield
+    registry._RULES.clear()
+    registry._RULES.update(before)
