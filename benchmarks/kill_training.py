@@ -43,7 +43,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--recipe", default="digits/consistency-0.25")
-    parser.add_argument("--set", action="append", default=["train.epochs=60"])
+    parser.add_argument("--set", action="append", default=["train.epochs=120"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--wait", type=float, default=0.5, help="longest wait in seconds")
     parser.add_argument("--seed", type=int, default=0)
