@@ -178,12 +178,16 @@ def _cell(
     return Cell(method, trick, batch, times["this"], times["plain"], ready.bytes, note)
 
 
-def prepare(method: str, subject: Subject, batch: int, trick: str) -> Ready:
-    """Build a step, warm it up and take its peak memory."""
+def prepare(
+    method: str, subject: Subject, batch: int, trick: str,
+    change: Callable[[TrainingStep], None] = lambda base: None,
+) -> Ready:  # fmt: skip
+    """Build a step, `change` it where asked to, warm it up and take its peak memory."""
     memory.settle()
     cuda = subject.device.type == "cuda"
     before = torch.cuda.memory_allocated() if cuda else 0
     base = training_step(method, subject, batch)
+    change(base)
     step = TRICKS[trick](base)
     for _ in range(2):
         step()
