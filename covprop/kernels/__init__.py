@@ -1,10 +1,10 @@
 """The moment-ReLU and the tap sum as differentiable operations, by the fastest means at hand.
 
 `moments.py` is the reference in plain torch, `blocked.py` the same in cache-sized blocks for the
-CPU, `triton_relu.py` the fused kernels for CUDA. All keep only the mean they were given for the
-backward pass, so a training step stores no more than it does for a plain ReLU. Under torch.compile
-the reference is taken, since the compiler fuses it with its neighbours; set `COVPROP_FUSED=0` to
-take it everywhere.
+CPU, `triton_relu.py` the fused kernels for CUDA. In half precision on a GPU the backward pass gets
+by with the output, which the next layer keeps anyway, so a training step stores no more than it
+does for a plain ReLU; elsewhere it keeps the mean. Under torch.compile the reference is taken,
+since the compiler fuses it with its neighbours; set `COVPROP_FUSED=0` to take it everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
+from covprop.kernels.moments import (
+    INV_SQRT_2PI,
+    cdf_and_exp_of_output,
+    normal_cdf,
+    quick_cdf_and_exp,
+    standardise,
+)
 from covprop.layers import per_channel
 
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
@@ -45,6 +51,17 @@ def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
     return normal_cdf(z), torch.exp(-0.5 * z * z)
 
 
+def output_tells(mean: Tensor, slope: float) -> bool:
+    """Whether the backward pass works from the output: to rounding it does in half precision."""
+    return mean.is_cuda and slope == 0.0 and mean.dtype in (torch.bfloat16, torch.float16)
+
+
+def unit_output(out: Tensor, std: Tensor) -> Tensor:
+    """out/s in the precision of s: what the moment-ReLU of N(z, 1) gives."""
+    s = per_channel(std, out).clamp_min(torch.finfo(std.dtype).tiny)
+    return out.to(std.dtype) / s
+
+
 class _MomentReLU(torch.autograd.Function):
     """out = aμ + (1 − a)(μΦ(z) + sφ(z)), with ∂out/∂μ = a + (1 − a)Φ(z), ∂out/∂s = (1 − a)φ(z)."""
 
@@ -62,22 +79,28 @@ class _MomentReLU(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
         mean, std, ctx.slope = inputs
-        ctx.save_for_backward(mean, std)
+        ctx.by_output = output_tells(mean, ctx.slope)
+        ctx.save_for_backward(output if ctx.by_output else mean, std)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        mean, std = ctx.saved_tensors
+        kept, std = ctx.saved_tensors
         # A backward pass that is itself differentiated needs the reference.
-        kernel = None if torch.is_grad_enabled() else fused(mean, std)
+        kernel = None if torch.is_grad_enabled() else fused(kept, std)
+        if kernel and ctx.by_output:
+            return *kernel.backward_by_output(kept, std, grad), None
         if kernel:
-            return *kernel.backward(mean, std, grad, ctx.slope), None
+            return *kernel.backward(kept, std, grad, ctx.slope), None
         wide = grad.to(std.dtype)
-        cdf, bell = cdf_and_exp(standardise(mean.to(std.dtype), per_channel(std, mean)))
+        if ctx.by_output:
+            cdf, bell = cdf_and_exp_of_output(unit_output(kept, std))
+        else:
+            cdf, bell = cdf_and_exp(standardise(kept.to(std.dtype), per_channel(std, kept)))
         grad_mean = grad_std = None
         if ctx.needs_input_grad[0]:
             grad_mean = (wide * (ctx.slope + (1 - ctx.slope) * cdf)).to(grad.dtype)
         if ctx.needs_input_grad[1]:
-            dims = [0, *range(2, mean.ndim)]
+            dims = [0, *range(2, kept.ndim)]
             grad_std = (INV_SQRT_2PI * (1 - ctx.slope)) * (wide * bell).sum(dims)
         return grad_mean, grad_std, None
 
@@ -93,45 +116,54 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
 class _TapSum(torch.autograd.Function):
     """Σ_t W_t S W_tᵀ for a weight [o, t, i] and a symmetric S, in two matrix products each way.
 
-    With P = W S and G the gradient made symmetric: dW = 2·G P and dS = Σ_t W_tᵀ G W_t; P and W are
-    multiplied by G in one product. S and the result are symmetric, so only the symmetric part of
-    a gradient matters.
+    With P = W S and G the gradient made symmetric: dW = 2·G P and dS = Σ_t W_tᵀ G W_t. S and the
+    result are symmetric, so only the symmetric part of a gradient matters. Products are taken in
+    `dtype`, whatever the precision of what goes in and comes out.
     """
 
     @staticmethod
-    def forward(weight: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(weight: Tensor, cov: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         out, taps, inner = weight.shape
-        product = weight.reshape(out * taps, inner) @ cov
-        return product.view(out, -1) @ weight.reshape(out, -1).T, product.view(out, taps, inner)
+        w = weight.to(dtype)
+        product = w.reshape(out * taps, inner) @ cov.to(dtype)
+        result = product.view(out, -1) @ w.reshape(out, -1).T
+        return result.to(cov.dtype), product.view(out, taps, inner)
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+        ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: tuple[Tensor, Tensor]
     ) -> None:
-        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_backward(*inputs[:2], output[1])
+        ctx.dtype = inputs[2]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(
         ctx: Any, grad: Tensor | None, _: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None, None]:
         if grad is None:
-            return None, None
+            return None, None, None
         weight, cov, product = ctx.saved_tensors
         out, taps, inner = weight.shape
+        w = weight.to(ctx.dtype)
         if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the inputs
-            product = weight @ cov
-        symmetric = 0.5 * (grad + grad.T)
+            product = w @ cov.to(ctx.dtype)
+        symmetric = (0.5 * (grad + grad.T)).to(ctx.dtype)
         grad_weight = grad_cov = None
         if ctx.needs_input_grad[0]:
-            grad_weight = (2.0 * symmetric @ product.reshape(out, -1)).view(out, taps, inner)
+            grad_weight = (2.0 * symmetric) @ product.reshape(out, -1)
+            grad_weight = grad_weight.view(out, taps, inner).to(weight.dtype)
         if ctx.needs_input_grad[1]:
-            pulled = (symmetric @ weight.reshape(out, -1)).view(out * taps, inner)
-            grad_cov = weight.reshape(out * taps, inner).T @ pulled
-        return grad_weight, grad_cov
+            pulled = (symmetric @ w.reshape(out, -1)).view(out * taps, inner)
+            grad_cov = (w.reshape(out * taps, inner).T @ pulled).to(cov.dtype)
+        return grad_weight, grad_cov, None
 
 
-def tap_sum(weight: Tensor, cov: Tensor) -> Tensor:
-    """Σ_t W_t Σ W_tᵀ over the taps of a weight [o, t, i], for a symmetric Σ."""
-    return _TapSum.apply(weight, cov)[0]
+def tap_sum(weight: Tensor, cov: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Σ_t W_t Σ W_tᵀ over the taps of a weight [o, t, i], for a symmetric Σ.
+
+    `dtype` is the precision of the products, by default that of Σ; bfloat16 costs each entry a
+    relative error of about 0.4 %.
+    """
+    return _TapSum.apply(weight, cov, dtype or cov.dtype)[0]

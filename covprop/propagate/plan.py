@@ -242,5 +242,5 @@ class Plan:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Σ is never computed in half precision, whatever autocast does to the mean."""
+    """Autocast is for the mean; `Settings.products` says which of Σ's products are in half."""
     return torch.autocast(device_type=x.device.type, enabled=False)

@@ -107,6 +107,8 @@ class Propagator(nn.Module):
         self.model = model
         self.sigma = check_sigma(sigma)
         self.settings = settings
+        auto = settings.products == "auto"
+        self._in_half = settings.but(products="bfloat16") if auto else settings
         self.input_shape = check_shape(input_shape)
         self.calibrated = calibrated
         self.plans = plans(model, self.input_shape, settings)
@@ -134,7 +136,7 @@ class Propagator(nn.Module):
         if self._frozen is not None:
             deviations, cov = self._frozen
             return Gaussian(self.plan.means(x, deviations, self.settings), cov)
-        settings = self._settings(x)
+        settings = self._settings(x, x)
         if self.calibrated and not self._measured:
             self.calibrate(x)
         correct = self._correct if self.calibrated else None
@@ -154,8 +156,9 @@ class Propagator(nn.Module):
             raise InvalidInput("nothing is calibrated yet: call prop.calibrate(x) first.")
         like = next(self.model.parameters(), torch.empty(0))
         correct = self._correct if self.calibrated else None
+        settings = self._settings(like, None)
         with full_precision(like):
-            return self.plan.covariances(self._input_cov(like), self._settings(None), correct)
+            return self.plan.covariances(self._input_cov(like), settings, correct)
 
     @contextmanager
     def frozen(self) -> Iterator[Propagator]:
@@ -220,9 +223,13 @@ class Propagator(nn.Module):
         assert cov is not None
         return cov
 
-    def _settings(self, x: Tensor | None) -> Settings:
+    def _settings(self, like: Tensor, x: Tensor | None) -> Settings:
+        """The settings that hold for this call; `like` tells the device, `x` are images if any."""
+        settings = (
+            self._in_half if like.is_cuda and torch.is_autocast_enabled("cuda") else self.settings
+        )
         if self.settings.r_max != "estimated":
-            return self.settings
+            return settings
         if self.r_max is None:
             if x is None:
                 raise InvalidInput(
@@ -230,7 +237,7 @@ class Propagator(nn.Module):
                 )
             self.measure_r_max(x)
         assert self.r_max is not None
-        return self.settings.but(r_max=self.r_max)
+        return settings.but(r_max=self.r_max)
 
     def _input_cov(self, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32

@@ -58,6 +58,11 @@ class Settings:
     quadrature_nodes: int = 32
     """Gauss–Hermite nodes for the mean of activations without a closed form."""
 
+    products: str = "auto"
+    """Precision of the matrix products that take Σ through a convolution: `"float32"`,
+    `"bfloat16"`, or `"auto"`: bfloat16 where the mean is (autocast on a GPU), float32 elsewhere.
+    Σ itself, and all that follows a linear layer, stays in float32."""
+
     def __post_init__(self) -> None:
         if isinstance(self.r_max, str):
             if self.r_max != "estimated":
@@ -75,6 +80,10 @@ class Settings:
             )
         if not (math.isfinite(self.relu_floor) and self.relu_floor >= 0):
             raise InvalidInput(f"relu_floor is {self.relu_floor}: it is a variance, 0 or more.")
+        if self.products not in ("auto", "float32", "bfloat16"):
+            raise InvalidInput(
+                f'products is {self.products!r}: choose "auto", "float32" or "bfloat16".'
+            )
         if self.quadrature_nodes < 2:
             raise InvalidInput(f"quadrature_nodes is {self.quadrature_nodes}: use 2 or more.")
 

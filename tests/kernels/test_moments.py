@@ -3,16 +3,18 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import gaussian_expectation, normal_cdf
-from scipy import special
+from scipy import special, stats
 from torch import Tensor
 
 from covprop.kernels import moment_relu, tap_sum
 from covprop.kernels.moments import (
+    cdf_and_exp_of_output,
     gelu_mean,
     gelu_variance,
     hermite_coefficients,
@@ -192,3 +194,30 @@ def test_tap_sum_gradcheck(out: int, taps: int, inner: int) -> None:
     # A symmetric read-out, as every later rule is.
     assert torch.autograd.gradcheck(lambda w, f: (o := run(w, f)) + o.T, (weight, factor))
     assert torch.autograd.gradgradcheck(lambda w, f: (o := run(w, f)) + o.T, (weight, factor))
+
+
+def test_moments_from_the_output() -> None:
+    z = np.linspace(-9.0, 30.0, 20001)
+    u = torch.tensor(z * stats.norm.cdf(z) + stats.norm.pdf(z)).clamp_min(0.0).float()
+    cdf, bell = cdf_and_exp_of_output(u)
+    assert np.abs(cdf.numpy() - stats.norm.cdf(z)).max() < 1e-4
+    assert np.abs(bell.numpy() - np.exp(-0.5 * z * z)).max() < 3e-4
+    ends = cdf_and_exp_of_output(torch.tensor([0.0, 1e-30, 1e38, float("inf")]))
+    assert ends[0].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert ends[1].abs().max() < 1e-20
+
+
+def test_tap_sum_in_bfloat16_is_close() -> None:
+    weight = torch.randn(24, 9, 16, dtype=torch.float64, requires_grad=True)
+    root = torch.randn(16, 16, dtype=torch.float64)
+    cov = (root @ root.T).requires_grad_()
+    grad = torch.randn(24, 24, dtype=torch.float64)
+    grad = grad + grad.T
+    exact = tap_sum(weight, cov)
+    half = tap_sum(weight, cov, torch.bfloat16)
+    assert half.dtype == torch.float64
+    assert not torch.equal(half, exact)  # it did multiply in bfloat16
+    expected = (exact, *torch.autograd.grad(exact, (weight, cov), grad))
+    ours = (half, *torch.autograd.grad(half, (weight, cov), grad))
+    for a, b in zip(ours, expected, strict=True):
+        assert (a - b).norm() / b.norm() < 6e-3

@@ -17,15 +17,21 @@ from covprop.kernels import tap_sum
 from covprop.propagate.registry import Call, rule
 from covprop.propagate.settings import Settings
 
+HALF_CHANNELS = 16
+"""Fewest input channels for which products are taken in bfloat16."""
 
-def sum_over_taps(cov: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+
+def sum_over_taps(
+    cov: Tensor, weight: Tensor, groups: int = 1, dtype: torch.dtype | None = None
+) -> Tensor:
     """Σ_t W_t Σ W_tᵀ for a weight laid out [o, t, i].
 
-    Without groups these are two plain matrix products: [ot, i] @ [i, i], then [o, ti] @ [ti, o].
-    A channels-last convolution weight has this layout in memory, so nothing is copied.
+    Without groups these are two plain matrix products: [ot, i] @ [i, i], then [o, ti] @ [ti, o],
+    in the precision `dtype`. A channels-last convolution weight has this layout in memory, so
+    nothing is copied.
     """
     if groups == 1:
-        return tap_sum(weight, cov)
+        return tap_sum(weight, cov, dtype)
     out_channels, taps, in_channels = weight.shape
     grouped = weight.view(groups, out_channels // groups, taps, in_channels)
     blocks = cov.view(groups, in_channels, groups, in_channels)
@@ -43,7 +49,10 @@ def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Te
     weight = constant_in(weight, cov, settings)
     taps = weight[0, 0].numel()
     spatial_first = weight.movedim(1, -1).reshape(weight.shape[0], taps, weight.shape[1])
-    return settings.correlation_factor(taps) * sum_over_taps(cov, spatial_first, groups)
+    # Few channels cost nothing in float32, and the image's own come first in every chain.
+    half = settings.products == "bfloat16" and weight.shape[1] >= HALF_CHANNELS
+    total = sum_over_taps(cov, spatial_first, groups, torch.bfloat16 if half else None)
+    return settings.correlation_factor(taps) * total
 
 
 def convolve_transposed(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
