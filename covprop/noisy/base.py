@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,14 +47,25 @@ class Learned(NamedTuple):
 
 
 class NoisyMethod(nn.Module):
-    """A method: its parameters are trained besides the model's, its buffers are checkpointed."""
+    """A method: its parameters are trained besides the model's, its buffers are checkpointed.
+
+    A step reads nothing back from the device and changes its buffers in place, so that it can be
+    recorded once and replayed.
+    """
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
     ) -> Learned:
         raise NotImplementedError
 
-    def start_epoch(self, epoch: int) -> None:
+    def phase(self, epoch: int) -> Hashable | None:
+        """What of the epoch changes how a step computes; None if that cannot be said.
+
+        Steps of one phase run the same operations on the same tensors.
+        """
+        return None
+
+    def start_epoch(self, model: nn.Module, epoch: int) -> None:
         """Called once before each epoch."""
 
     def networks(self) -> Sequence[nn.Module]:

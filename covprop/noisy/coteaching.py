@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Annotated
 
 import torch
@@ -39,6 +39,9 @@ class Coteaching(NoisyMethod):
 
     def networks(self) -> Sequence[nn.Module]:
         return (self.peer,)
+
+    def phase(self, epoch: int) -> Hashable:
+        return forget_rate(self.rate, epoch, self.ramp)
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

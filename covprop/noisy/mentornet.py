@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 
 import torch
@@ -34,6 +35,9 @@ class MentorNet(NoisyMethod):
     ) -> None:
         super().__init__()
         self.rate, self.ramp = known_rate(rate, task, "mentornet"), ramp
+
+    def phase(self, epoch: int) -> Hashable:
+        return forget_rate(self.rate, epoch, self.ramp)
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

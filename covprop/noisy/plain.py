@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import nn
 
@@ -14,6 +16,9 @@ class Plain(NoisyMethod):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
+
+    def phase(self, epoch: int) -> Hashable:
+        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

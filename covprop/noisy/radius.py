@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated, Literal
 
 import torch
@@ -64,22 +65,26 @@ class Radius(NoisyMethod):
         self.register_buffer("radius", torch.full((task.images,), torch.nan))
         self.register_buffer("keep", torch.ones(task.images, dtype=torch.bool))
         self.register_buffer("cov", torch.full((task.num_classes,) * 2, torch.nan))
-        self._due = False  # a run that goes on within an epoch finds Σ in the checkpoint
         # In a tuple, or its model would be registered a second time here.
         self._held: tuple[Propagator, ...] = ()
 
-    def start_epoch(self, epoch: int) -> None:
-        self._due = True
+    def start_epoch(self, model: nn.Module, epoch: int) -> None:
+        if not self.loss.weight:  # a run that goes on within an epoch finds Σ in the checkpoint
+            with torch.no_grad():
+                self.cov.copy_(self._propagated(model))
         late = epoch - self.from_epoch
         if late == 0 or (late > 0 and self.refresh and late % self.refresh == 0):
             self.keep.copy_(~extreme(self.radius, self.drop, self.end))
+
+    def phase(self, epoch: int) -> Hashable:
+        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
     ) -> Learned:
         noise = draw(batch.x, 1, self.task.sigma, generator).squeeze(1)
         logits = model(batch.x + noise).float()
-        out = Gaussian(logits, self._covariance(model))
+        out = Gaussian(logits, self._propagated(model) if self.loss.weight else self.cov)
         kept = self.keep[batch.index]
         losses = torch.where(kept, cross_entropy(logits, batch.y), 0.0)
         if self.loss.weight:
@@ -87,17 +92,8 @@ class Radius(NoisyMethod):
         with torch.no_grad():
             labels = batch.y if self.of == "label" else None
             radius = estimated_radius(out, self.task.sigma, labels, self.loss.settings).float()
-            self.radius[batch.index] = radius
+            self.radius.index_copy_(0, batch.index, radius)
         return Learned(losses, logits.detach(), kept, radius)
-
-    def _covariance(self, model: nn.Module) -> Tensor:
-        if self.loss.weight:
-            return self._propagated(model)
-        if self._due:
-            with torch.no_grad():
-                self.cov.copy_(self._propagated(model))
-            self._due = False
-        return self.cov
 
     def _propagated(self, model: nn.Module) -> Tensor:
         if not self._held:

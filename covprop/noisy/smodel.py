@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 
 import torch
@@ -29,11 +30,14 @@ class SModel(NoisyMethod):
         self.transition = nn.Parameter(torch.zeros(classes, classes))
         self.register_buffer("met", torch.zeros(classes, classes))
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, model: nn.Module, epoch: int) -> None:
         if epoch == self.pretrain - 1:
             self.met.zero_()
         if epoch == self.pretrain:
             self.transition.data.copy_(log_confusion(self.met))
+
+    def phase(self, epoch: int) -> Hashable:
+        return epoch < self.pretrain
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
@@ -41,8 +45,8 @@ class SModel(NoisyMethod):
         logits = model(batch.x).float()
         if epoch < self.pretrain:
             losses = cross_entropy(logits, batch.y)
-            ones = torch.ones_like(logits[:, 0])
-            self.met.index_put_((logits.argmax(1), batch.y), ones, accumulate=True)
+            cells = logits.argmax(1) * logits.shape[1] + batch.y
+            self.met.view(-1).index_add_(0, cells, torch.ones_like(logits[:, 0]))
         else:
             losses = smodel_loss(logits, batch.y, self.transition)
         return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))

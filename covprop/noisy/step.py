@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,10 @@ class Memory(nn.Module):
 
     def update(self, index: Tensor, learned: Learned) -> None:
         """Take in one batch."""
-        self.probability[index] += learned.logits.softmax(1)
-        self.seen[index] += 1
+        self.probability.index_add_(0, index, learned.logits.softmax(1))
+        self.seen.index_add_(0, index, torch.ones_like(index, dtype=self.seen.dtype))
         if learned.radius is not None:
-            self.radius[index] = learned.radius
+            self.radius.index_copy_(0, index, learned.radius)
 
 
 class NoisyStep(Step):
@@ -75,7 +75,10 @@ class NoisyStep(Step):
         return {"method": self.method, "memory": self.memory}
 
     def start_epoch(self, epoch: int) -> None:
-        self.method.start_epoch(epoch)
+        self.method.start_epoch(self.model, epoch)
+
+    def phase(self, epoch: int) -> Hashable | None:
+        return self.method.phase(epoch)
 
     def end_epoch(self) -> Row:
         """Share of images learned from, and share of these whose label is right."""

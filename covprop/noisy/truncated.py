@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 
 import torch
@@ -41,10 +42,13 @@ class Truncated(NoisyMethod):
         self.register_buffer("probability", torch.ones(task.images))
         self.register_buffer("keep", torch.ones(task.images, dtype=torch.bool))
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, model: nn.Module, epoch: int) -> None:
         late = epoch - self.from_epoch
         if late >= 0 and late % self.refresh == 0:
             self.keep.copy_(self.probability >= self.k)
+
+    def phase(self, epoch: int) -> Hashable:
+        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
@@ -52,7 +56,7 @@ class Truncated(NoisyMethod):
         logits = model(batch.x).float()
         log_p = logits.log_softmax(1).gather(1, batch.y.unsqueeze(1)).squeeze(1)
         kept = self.keep[batch.index]
-        self.probability[batch.index] = log_p.detach().exp()
+        self.probability.index_copy_(0, batch.index, log_p.detach().exp())
         return Learned(torch.where(kept, lq(log_p, self.q), 0.0), logits.detach(), kept)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covprop.noisy import Learned, NoisyMethod
 from covprop.noisy.smodel import log_confusion
@@ -47,11 +47,11 @@ def test_bootstrap_soft(make: Make, call: Call) -> None:
 def test_smodel(make: Make, call: Call) -> None:
     """Plain at first; then W from how predictions met labels, and the noisy likelihood."""
     method = make("smodel", pretrain=2)
-    method.start_epoch(0)
+    method.start_epoch(nn.Identity(), 0)
     close(call(method, LOGITS, Y, epoch=0).per_sample, CE)
-    method.start_epoch(1)
+    method.start_epoch(nn.Identity(), 1)
     close(call(method, LOGITS, Y, epoch=1).per_sample, CE)
-    method.start_epoch(2)
+    method.start_epoch(nn.Identity(), 2)
     # Predictions 0, 1, 2, 2 met labels 0, 2, 1, 2, in the last epoch alone; 1 is added to each.
     confusion = [[2 / 4, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 2 / 4], [1 / 5, 2 / 5, 2 / 5]]
     close(method.get_parameter("transition").exp().flatten(), [p for row in confusion for p in row])
@@ -115,17 +115,17 @@ def test_truncated(make: Make, call: Call) -> None:
     method = make("truncated", from_epoch=3, refresh=2)
     lq = [(1 - p**0.7) / 0.7 for p in (0.7, 0.3, 0.25, 0.9)]
     for epoch in range(3):
-        method.start_epoch(epoch)
+        method.start_epoch(nn.Identity(), epoch)
         learned = call(method, LOGITS, Y, epoch)
         close(learned.per_sample, lq)
-    method.start_epoch(3)
+    method.start_epoch(nn.Identity(), 3)
     learned = call(method, LOGITS, Y, 3)
     assert learned.kept.tolist() == [True, False, False, True]
     close(learned.per_sample, [lq[0], 0, 0, lq[3]])
     better = torch.tensor([[0.1, 0.1, 0.8]]).log().repeat(4, 1)  # labels 0, 2, 1, 2
-    method.start_epoch(4)
+    method.start_epoch(nn.Identity(), 4)
     assert call(method, better, Y, 4).kept.tolist() == [True, False, False, True]
-    method.start_epoch(5)
+    method.start_epoch(nn.Identity(), 5)
     assert call(method, better, Y, 5).kept.tolist() == [False, True, False, True]
 
 

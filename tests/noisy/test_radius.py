@@ -42,7 +42,7 @@ def radii_by_hand(model: nn.Module, x: torch.Tensor) -> list[float]:
 def test_the_radius_of_a_linear_network_by_hand() -> None:
     model, data = network(), batch()
     method = build("radius", task=task(), weight=0)
-    method.start_epoch(0)
+    method.start_epoch(model, 0)
     learned = method(model, data, 0, noise.stream(7))
     noisy = data.x + SIGMA * torch.randn(data.x.shape, generator=noise.stream(7))
     assert learned.radius is not None
@@ -69,10 +69,10 @@ def test_the_loss_is_the_training_method_s() -> None:
 def test_only_the_cross_entropy_of_one_end_is_left_out(end: str) -> None:
     model, data = network(), batch()
     method = build("radius", task=task(), end=end, drop=0.25, from_epoch=1, weight=2.0)
-    method.start_epoch(0)
+    method.start_epoch(model, 0)
     whole = method(model, data, 0, noise.stream(7))
     assert whole.radius is not None
-    method.start_epoch(1)
+    method.start_epoch(model, 1)
     fewer = method(model, data, 1, noise.stream(7))
     ranked = whole.radius.argsort(descending=end == "largest").tolist()
     assert fewer.kept.tolist() == [i not in ranked[:2] for i in range(8)]
@@ -91,7 +91,7 @@ def test_when_images_are_chosen() -> None:
         for epoch in range(7):
             method.radius.copy_(torch.arange(4.0).roll(epoch))
             before = method.keep.clone()
-            method.start_epoch(epoch)
+            method.start_epoch(network(), epoch)
             if not torch.equal(before, method.keep):
                 seen.add(epoch)
         assert seen == changes
@@ -114,12 +114,12 @@ def test_the_model_is_not_a_part_of_the_method() -> None:
 
 def test_without_a_hinge_the_covariance_is_that_of_the_epoch_s_beginning() -> None:
     model, method = network(), build("radius", task=task(), weight=0)
-    method.start_epoch(0)
+    method.start_epoch(model, 0)
     first = method(model, batch(), 0, noise.stream(7)).radius
     with torch.no_grad():
         model[1].weight.mul_(2)  # type: ignore[index,union-attr]
         model[1].bias.mul_(2)  # type: ignore[index,union-attr]
     assert first is not None
     torch.testing.assert_close(method(model, batch(), 0, noise.stream(7)).radius, 2 * first)
-    method.start_epoch(1)
+    method.start_epoch(model, 1)
     torch.testing.assert_close(method(model, batch(), 1, noise.stream(7)).radius, first)
