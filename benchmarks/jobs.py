@@ -1,0 +1,202 @@
+"""Wave files: which runs are trained and certified side by side, and how long each may take.
+
+A wave is a TOML file of jobs. Keys above the first [[job]] are defaults of all its jobs:
+
+    recipe = "cifar10/minutes/gaussian-0.25"
+    set = ["train.lr=0.2"]         # a job's own come after the wave's
+    epochs = 20                    # or a list: a run of each length; the recipe's phases scale
+    seeds = [0]
+    certify = "--n 10000 --bf16"   # words for `covprop certify`; "" certifies nothing
+    estimate = ["shared"]          # estimators for `covprop estimate` on the same images
+    seconds = 0.7                  # a guess: an epoch with the machine to itself
+    certify_seconds = 12           # a guess: certification and estimates, likewise
+
+    [[job]]
+    name = "gaussian"
+
+    [[job]]
+    name = "consistency"
+    recipe = "cifar10/minutes/consistency-0.25"
+    seconds = 1.2
+
+What `set` says stands as it is; only phases that the recipe itself names scale with `epochs`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covprop.errors import InvalidInput
+from covprop.names import nearest
+from covprop.train import load
+
+KEYS = ("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds")
+PHASES = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
+"""Options that are numbers of epochs, besides the trainer's own."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: trained, certified, estimated."""
+
+    name: str
+    recipe: str
+    set: tuple[str, ...]
+    seed: int
+    epochs: int
+    certify: tuple[str, ...]
+    estimate: tuple[str, ...]
+    seconds: float
+    certify_seconds: float
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+    @property
+    def alone(self) -> float:
+        """Seconds that it keeps the machine busy, without its start."""
+        return self.epochs * self.seconds + self.certify_seconds
+
+    def commands(self, run: Path, data: Path | None) -> list[list[str]]:
+        """The `covprop` command lines that make the run, in order."""
+        where = ["--data", str(data)] if data else []
+        train = ["train", self.recipe, "--out", str(run), *where]
+        for change in self.set:
+            train += ["--set", change]
+        commands = [train]
+        if self.certify:
+            commands.append(["certify", str(run), *where, *self.certify])
+        if self.estimate:
+            words = ["estimate", str(run), *where, *_same_images(self.certify)]
+            for name in self.estimate:
+                words += ["--estimator", name]
+            commands.append(words)
+        return commands
+
+
+def read_wave(path: Path) -> list[Job]:
+    """Every job of a wave file, each checked down to its recipe, in the file's order."""
+    try:
+        wave = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read as a wave of jobs: {error}.") from None
+    given = wave.pop("job", [])
+    _check_keys(path, wave)
+    jobs: list[Job] = []
+    for entry in given:
+        own = dict(entry)
+        if not isinstance(name := own.pop("name", None), str):
+            raise InvalidInput(f"{path}: every [[job]] needs a name.")
+        _check_keys(path, own)
+        changes = [*wave.get("set", []), *own.get("set", [])]
+        jobs += _expand(name, {**wave, **own, "set": changes}, path)
+    folders = [job.folder for job in jobs]
+    if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
+        raise InvalidInput(f"{path} holds {', '.join(twice)} more than once; rename a job.")
+    return jobs
+
+
+def _check_keys(path: Path, given: dict[str, Any]) -> None:
+    for key in given:
+        if key not in KEYS:
+            raise InvalidInput(f'{path}: unknown key "{key}"{nearest(key, KEYS)}.')
+
+
+def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
+    if "recipe" not in options:
+        raise InvalidInput(f"{path}: job {name} names no recipe.")
+    recipe, given = options["recipe"], options.get("epochs")
+    several = isinstance(given, list)
+    lengths: list[int | None] = given if isinstance(given, list) else [given]
+    jobs = []
+    for epochs in lengths:
+        changes = [*at_length(recipe, epochs), *options["set"]]
+        for seed in options.get("seeds", [0]):
+            every = (*changes, f"train.seed={seed}")
+            jobs.append(
+                Job(
+                    name=f"{name}-{epochs}epochs" if several else name,
+                    recipe=recipe,
+                    set=every,
+                    seed=seed,
+                    epochs=load(recipe, every).train.epochs,
+                    certify=tuple(shlex.split(options.get("certify", ""))),
+                    estimate=tuple(options.get("estimate", ())),
+                    seconds=float(options.get("seconds", 1.0)),
+                    certify_seconds=float(options.get("certify_seconds", 0.0)),
+                )
+            )
+    return jobs
+
+
+def at_length(recipe: str, epochs: int | None) -> list[str]:
+    """Overrides under which a run of `epochs` goes through its recipe's phases in proportion."""
+    if epochs is None:
+        return []
+    whole = load(recipe)
+    share = epochs / whole.train.epochs
+
+    def scaled(phase: int) -> int:
+        return round(phase * share)
+
+    changes = [f"train.epochs={epochs}"]
+    if whole.train.decay_from:
+        changes.append(f"train.decay_from={scaled(whole.train.decay_from)}")
+    if whole.train.milestones:
+        nearer = {max(1, scaled(m)) for m in whole.train.milestones}
+        changes.append(f"train.milestones={sorted(m for m in nearer if m < epochs)}")
+    for section, keys in PHASES.items():
+        options = getattr(whole, section) or {}
+        changes += [
+            f"{section}.{key}={scaled(options[key])}" for key in keys if options.get(key, 0)
+        ]
+    return changes
+
+
+def _same_images(certify: Sequence[str]) -> list[str]:
+    """The words that choose images, so that estimates are for those that were certified."""
+    words: list[str] = []
+    for option in ("--skip", "--max", "--device"):
+        if option in certify:
+            at = certify.index(option)
+            words += certify[at : at + 2]
+    return words
+
+
+class Pace:
+    """How long a job takes beside others: its own seconds, stretched by what was seen so far."""
+
+    def __init__(self, startup: float, slots: int) -> None:
+        self.startup, self.slots = startup, slots
+        self.seen: list[float] = []
+
+    def finished(self, job: Job, wall: float) -> None:
+        """Learn from a job that took `wall` seconds beside as many others as there are slots."""
+        if job.alone > 0:
+            self.seen.append(max(wall - self.startup, 0.0) / job.alone)
+
+    def wall(self, job: Job, running: int) -> float:
+        """Seconds until `job` would be done if it started now, beside `running` others.
+
+        Until something is known, runs side by side are taken to share the machine evenly.
+        """
+        full = sorted(self.seen)[len(self.seen) // 2] if self.seen else float(self.slots)
+        share = min(1.0, (running + 1) / self.slots)
+        return self.startup + max(1.0, full * share) * job.alone
+
+    def choose(self, jobs: Sequence[Job], running: int, left: float) -> int | None:
+        """The first job that will be done in `left` seconds; None if there is none."""
+        fits = (i for i, job in enumerate(jobs) if self.wall(job, running) <= left)
+        return next(fits, None)
+
+
+def total_alone(jobs: Sequence[Job]) -> float:
+    """Seconds of the machine that a list of jobs takes, as guessed in its wave."""
+    return math.fsum(job.alone for job in jobs)

@@ -1,0 +1,294 @@
+"""Trains and certifies a wave of runs side by side on one machine, within a time limit.
+
+    python benchmarks/results.py benchmarks/waves/cifar10-explore.toml --data DATA \\
+        --slots 6 --minutes 9 --archive explore.tar.gz
+    python benchmarks/results.py benchmarks/waves/smoke.toml --slots 2
+    python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --list
+    python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --alone --data DATA
+
+Each job is `covprop train`, `covprop certify` and `covprop estimate` into RUNS/WAVE/JOB-seedN, with
+run.json saying how (commands, seconds, machine, versions, commit) and job.log what was printed. No
+job is started that would not end before the limit; one that runs into it is stopped, and the same
+command goes on. Jobs finished here or under results/WAVE are not run again; one that failed is
+kept as a failure (--again tries it once more). The archive holds all of the finished jobs but their
+weights: unpack it in results/. `--alone` times the epochs of one job after the other, since seconds
+of runs side by side are not comparable, and puts WAVE/timing.tsv into the archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import IO
+
+from jobs import Job, Pace, at_length, read_wave, total_alone
+
+from covprop.bench import machine
+from covprop.errors import CovpropError
+from covprop.report.tables import duration
+from covprop.run import Run
+from covprop.train import load, train
+from covprop.train.checkpoint import write
+
+LEFT_OUT = (".safetensors", ".pt", ".lock")
+GRACE = 20.0
+"""Seconds that a run gets to write its checkpoint when it is stopped."""
+TIMED_EPOCHS = 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("wave", type=Path, help="a file of jobs, see jobs.py")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--archive", type=Path, help="a .tar.gz, written anew after every job")
+    parser.add_argument("--slots", type=int, default=4, help="runs side by side")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="limit of this command")
+    parser.add_argument("--startup", type=float, default=45.0, help="seconds until a run trains")
+    parser.add_argument("--only", nargs="+", metavar="JOB", help="only jobs of these names")
+    parser.add_argument("--again", action="store_true", help="retry jobs that failed")
+    parser.add_argument("--alone", action="store_true", help="time epochs, one run after another")
+    parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
+    return parser.parse_args()
+
+
+@dataclass
+class Running:
+    """A job under way: its commands still to come, and what the finished ones took."""
+
+    job: Job
+    folder: Path
+    commands: list[list[str]]
+    log: IO[bytes]
+    began: float = field(default_factory=time.monotonic)
+    step_began: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Start the next command."""
+        self.step_began = time.monotonic()
+        words = [sys.executable, "-m", "covprop", *self.commands[0]]
+        self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log, env=environment)
+
+    def step_done(self) -> int | None:
+        """Exit code of the command under way, once it ended; its seconds are then known."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is not None:
+            verb = self.commands.pop(0)[0]
+            self.seconds[verb] = round(time.monotonic() - self.step_began, 2)
+        return code
+
+
+class Wave:
+    """A wave being run."""
+
+    def __init__(self, options: argparse.Namespace, jobs: list[Job]) -> None:
+        self.options, self.name = options, options.wave.stem
+        self.folder = options.runs / self.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.waiting = [job for job in jobs if self._wanted(job)]
+        self.running: list[Running] = []
+        self.pace = Pace(options.startup, options.slots)
+        self.facts = facts()
+        threads = max(1, (os.cpu_count() or 1) // options.slots)
+        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self.environment["PYTHONUNBUFFERED"] = "1"
+
+    def _wanted(self, job: Job) -> bool:
+        for folder in (self.folder, Path("results") / self.name):
+            file = folder / job.folder / "run.json"
+            if file.exists():
+                status = json.loads(file.read_text(encoding="utf-8"))["status"]
+                return status != "done" and bool(self.options.again)
+        return True
+
+    def run(self) -> None:
+        """Until all jobs are done, or no more of them fit into the time."""
+        end = time.monotonic() + 60 * self.options.minutes
+        while self.waiting or self.running:
+            left = end - time.monotonic()
+            if left < GRACE + 5 and self.running:
+                self._stop()
+                break
+            while len(self.running) < self.options.slots:
+                place = self.pace.choose(self.waiting, len(self.running), left - GRACE)
+                if place is None:
+                    break
+                self._start(self.waiting.pop(place))
+            if not self.running:
+                break
+            time.sleep(0.2)
+            for one in list(self.running):
+                self._look(one)
+        if self.waiting:
+            names = ", ".join(job.folder for job in self.waiting)
+            say(f"not run, for want of time: {names}")
+
+    def _start(self, job: Job) -> None:
+        folder = self.folder / job.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = job.commands(folder, self.options.data)
+        one = Running(job, folder, commands, (folder / "job.log").open("ab"))
+        one.start(self.environment)
+        self.running.append(one)
+        say(f"{job.folder}: started, about {self.pace.wall(job, len(self.running) - 1):.0f} s")
+
+    def _look(self, one: Running) -> None:
+        code = one.step_done()
+        if code is None:
+            return
+        if code == 0 and one.commands:
+            one.start(self.environment)
+            return
+        self.running.remove(one)
+        one.log.close()
+        wall = time.monotonic() - one.began
+        if code == 0:
+            self.pace.finished(one.job, wall)
+        self._record(one, "done" if code == 0 else "failed", wall)
+        said = (one.folder / "job.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        shown = next((line for line in said if "ACR" in line), (said or ["no output"])[-1])
+        say(f"{one.job.folder}: {'' if code == 0 else 'FAILED, '}{shown} ({wall:.0f} s)")
+        self.archive()
+
+    def _record(self, one: Running, status: str, wall: float) -> None:
+        record = {
+            "wave": self.name,
+            "status": status,
+            **asdict(one.job),
+            "commands": [shlex.join(["covprop", *words]) for words in self._public(one.job)],
+            "seconds_by_command": one.seconds,
+            "wall_seconds": round(wall, 2),
+            "side_by_side": self.options.slots,
+            **self.facts,
+        }
+        write(one.folder / "run.json", (json.dumps(record, indent=1) + "\n").encode())
+
+    def _public(self, job: Job) -> list[list[str]]:
+        """The commands as anyone would give them, without this machine's folders."""
+        data = Path("DATA") if self.options.data else None
+        return job.commands(Path("runs") / self.name / job.folder, data)
+
+    def _stop(self) -> None:
+        """Every run writes a checkpoint and ends; the same command goes on from there."""
+        for one in self.running:
+            assert one.process is not None
+            one.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE
+        for one in self.running:
+            assert one.process is not None
+            try:
+                one.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+            one.log.close()
+            say(f"{one.job.folder}: stopped by the time limit")
+
+    def archive(self) -> None:
+        """All small files of finished jobs as one .tar.gz, whole or not at all."""
+        if self.options.archive is None:
+            return
+        self.options.archive.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.options.archive.with_suffix(".part")
+        done = [file.parent for file in sorted(self.folder.glob("*/run.json"))]
+        files = [file for run in done for file in sorted(run.iterdir())]
+        files += sorted(self.folder.glob("timing*"))
+        with tarfile.open(temporary, "w:gz") as tar:
+            for file in files:
+                if file.is_file() and file.suffix not in LEFT_OUT and file.name[0] != ".":
+                    tar.add(file, arcname=str(Path(self.name) / file.relative_to(self.folder)))
+        os.replace(temporary, self.options.archive)
+
+    def time_alone(self) -> None:
+        """Seconds of an epoch of every job, with nothing else of ours on the machine."""
+        lines = ["job\tseconds_per_epoch\timages_per_second\tratio_to_first\tdevice"]
+        first, seen = 0.0, set()
+        for job in self.waiting:
+            key = (job.recipe, tuple(s for s in job.set if not s.startswith(SELDOM)))
+            if key in seen:
+                continue
+            seen.add(key)
+            try:
+                seconds, speed = epoch_seconds(job, self.folder / "alone", self.options.data)
+            except CovpropError as error:
+                say(f"{job.name}: {error}")
+                continue
+            first = first or seconds
+            device = self.facts["device"]
+            ratio = seconds / first
+            lines.append(f"{job.name}\t{seconds:.4f}\t{speed:.0f}\t{ratio:.3f}\t{device}")
+            say(lines[-1])
+            write(self.folder / "timing.tsv", ("\n".join(lines) + "\n").encode())
+            record = json.dumps(self.facts, indent=1) + "\n"
+            write(self.folder / "timing.json", record.encode())
+            self.archive()
+
+
+SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
+"""What does not change the price of an epoch in which every part of a method is at work."""
+
+
+def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
+    """Median seconds of an epoch after the first one (which compiles), and images a second."""
+    changes = [s for s in job.set if not s.startswith(SELDOM)]
+    changes += [*at_length(job.recipe, TIMED_EPOCHS), "train.eval_every=0"]
+    run = folder / job.name
+    train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
+    rows = Run(run).metrics()
+    seconds = [float(row["seconds"]) for row in rows]
+    return (
+        median(after - before for before, after in itertools.pairwise(seconds)),
+        median(float(row["images_per_second"]) for row in rows[1:]),
+    )
+
+
+def facts() -> machine.Facts:
+    """The machine and versions; $COVPROP_COMMIT tells the commit where there is no git."""
+    found = machine.facts(machine.choose_device("auto"))
+    found.pop("command")  # each run tells its own
+    found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
+    return found
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def main() -> None:
+    options = arguments()
+    try:
+        jobs = read_wave(options.wave)
+    except CovpropError as error:
+        sys.exit(f"results: {error}")
+    if options.only:
+        jobs = [job for job in jobs if job.name in options.only or job.folder in options.only]
+    if options.list:
+        for job in jobs:
+            print(f"{job.folder:44s} {job.epochs:4d} epochs  about {duration(job.alone)}")
+        print(f"{len(jobs)} jobs, about {duration(total_alone(jobs))} of the machine")
+        return
+    wave = Wave(options, jobs)
+    if options.alone:
+        wave.time_alone()
+    else:
+        wave.run()
+    wave.archive()
+
+
+if __name__ == "__main__":
+    main()
