@@ -1,21 +1,13 @@
-"""The margin pulled back to the input: Var ≈ σ²‖∇ₓ(u_top − u_runner_up)‖².
-
-To train on ‖g‖², g = ∇ₓ margin, one needs its gradient in the weights, which a backward pass
-through the backward pass gives, slowly. Forward mode gives the same at the price of ordinary
-passes: with u = g held constant, gᵀu is the margin's derivative along u, computed by one forward
-pass that carries u along, and d‖g‖² = 2·d(gᵀu). Where a batch norm in training couples the images
-of a batch, gᵀu of one image would feel the directions of all the others, so there the backward
-pass is differentiated.
-"""
+"""The margin pulled back to the input: Var ≈ σ²‖∇ₓ(u_top − u_runner_up)‖²."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
+from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.radius import top_two
 
@@ -39,31 +31,18 @@ def linearize(
         copies: how many points in a row belong to one image; they share its top two classes.
         create_graph: keep the graph of logits, gap and variance, to train on them.
     """
-    points = points.detach()
-    twice = create_graph and couples_images(model)
     with torch.enable_grad():
-        at = points.clone().requires_grad_(True)
-        logits = logits_of(model, at)
+        at = points.detach().clone().requires_grad_(True)
+        with Pullback() as pullback:
+            logits = logits_of(model, at)
         top, runner_up = top_two(logits.unflatten(0, (-1, copies)).mean(1))
         pair = torch.stack([top, runner_up], 1).repeat_interleave(copies, dim=0)
         gap = difference(logits, pair)
-        (slope,) = torch.autograd.grad(gap.sum(), at, create_graph=twice)
-    square = slope.to(gap.dtype).flatten(1).square().sum(1)
-    if create_graph and not twice:
-        with torch.enable_grad(), forward_ad.dual_level():
-            out = logits_of(model, forward_ad.make_dual(points, slope))
-            logits, along = forward_ad.unpack_dual(out)
-            gap, along = difference(logits, pair), difference(along, pair)
-            square = square + 2 * (along - along.detach())  # the value of ‖g‖², the gradient too
-    elif not create_graph:
+        slope = pullback(gap, at, create_graph)
+        var = sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
+    if not create_graph:
         logits, gap = logits.detach(), gap.detach()
-    return Linearization(logits, gap, sigma**2 * square, pair[:, 0], pair[:, 1])
-
-
-def couples_images(model: nn.Module) -> bool:
-    """Whether the logits of an image depend on the others in its batch."""
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    return any(isinstance(m, norms) and m.training for m in model.modules())
+    return Linearization(logits, gap, var, pair[:, 0], pair[:, 1])
 
 
 def difference(logits: Tensor, pair: Tensor) -> Tensor:
@@ -84,8 +63,7 @@ def linearized(
             too little.
         create_graph: keep the graph, to train on the radius.
 
-    In training mode a batch norm couples the images of a batch; the gradient of one image's
-    margin then leaves out what it does to the others.
+    In training mode a batch norm's statistics of the batch count as constants.
     """
     copies = max(samples, 1)
     points = x.repeat_interleave(copies, dim=0)
