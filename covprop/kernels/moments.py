@@ -70,7 +70,7 @@ INVERSE_LOW, INVERSE_HIGH = 7.1452584e-6, 2.5020044  # zΦ(z) + φ(z) at the two
 
 
 def cdf_and_exp_of_output(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(z) to 1e-4 and exp(−z²/2) to 3e-4 from u = zΦ(z) + φ(z), the unit moment-ReLU's output.
+    """Φ(z) to 1e-4 and exp(−z²/2) to 3.4e-4 from u = zΦ(z) + φ(z), the unit moment-ReLU's output.
 
     u grows with z, so a backward pass needs nothing but the output, as a plain ReLU's does. A
     polynomial guesses z, and one Newton step and a second-order expansion do the rest. Below
