@@ -1,29 +1,46 @@
 """Every method for noisy labels on one data set, several runs side by side on one machine.
 
-    python benchmarks/noisy.py cifar10 --data DATA --out results/noisy/cifar10 --jobs 6
-    python benchmarks/noisy.py digits --out results/noisy/digits --jobs 2
+    python benchmarks/noisy.py digits --out results/noisy/digits-pair-0.45 --jobs 2
+    python benchmarks/noisy.py cifar10 --data DATA --out runs/cifar10-pair-0.45 --jobs 4 \\
+        --epochs 20 --timing --minutes 9 --archive cifar10.tar.gz
 
 Runs OUT/METHOD-seedN by `covprop noisy`, so a run that was stopped goes on where it was and a
-finished one is kept; then writes OUT/table.md and OUT/curves.png from what is finished. Seconds
-of runs side by side are not comparable: `--timing` first trains every method alone for three
-epochs and writes OUT/timing.tsv.
+finished one is kept; then writes OUT/README.md and OUT/curves.png from what is finished. Seconds
+of runs side by side are not comparable: `--timing` first takes every method alone through a few
+dozen steps and writes OUT/timing.tsv. The archive holds all of this but weights, labels and
+suspects: unpack it in results/noisy/. $COVPROP_COMMIT tells the commit where there is no git.
 """
 
 import argparse
+import dataclasses
+import gc
+import io
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
+from covprop import data
+from covprop.bench import machine
 from covprop.noisy import compare
+from covprop.run import Run
 from covprop.train import load, shipped
 from covprop.train.checkpoint import write
+from covprop.train.distributed import world
+from covprop.train.loop import Trainer
+from covprop.train.setup import with_facts, with_labels
 
-MAIN = ("plain", "coteaching", "truncated", "radius-largest", "radius-smallest", "radius-label")
-"""These get every seed, the others the first one."""
+MAIN = ("coteaching", "radius-label", "truncated", "plain", "radius-largest")
+"""These get every seed, the others the first one; the longest begin first."""
 SCALED = ("from_epoch", "refresh", "pretrain", "ramp")
+KEPT = ("config.toml", "metrics.jsonl", "summary.json")
+TIMED_STEPS = 64
 
 
 def arguments() -> argparse.Namespace:
@@ -34,7 +51,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
-    parser.add_argument("--methods", nargs="+", help="recipe names without -pair-0.45")
+    parser.add_argument("--methods", nargs="+", help="recipe names without -pair-0.45, in order")
+    parser.add_argument("--main", nargs="+", default=MAIN, help="those of them with every seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--epochs", type=int, help="shorter runs; every epoch of a schedule shrinks"
@@ -46,7 +64,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--timing", action="store_true", help="first every method alone, for the seconds"
     )
+    parser.add_argument("--archive", type=Path, help="a .tar.gz, written anew after every run")
     return parser.parse_args()
+
+
+def recipe_of(options: argparse.Namespace, method: str) -> str:
+    return f"noisy/{options.dataset}/{method}-pair-0.45"
 
 
 def shortened(recipe: str, epochs: int | None) -> list[str]:
@@ -67,83 +90,130 @@ def shortened(recipe: str, epochs: int | None) -> list[str]:
     ]
 
 
-def command(options: argparse.Namespace, method: str, changes: list[str], out: Path) -> list[str]:
-    recipe = f"noisy/{options.dataset}/{method}-pair-0.45"
-    words = [sys.executable, "-m", "covprop", "noisy", recipe, "--out", str(out)]
-    for change in [*changes, *options.set]:
-        words += ["--set", change]
-    return words + (["--data", str(options.data)] if options.data else [])
-
-
 def measure_alone(options: argparse.Namespace, methods: list[str]) -> None:
     """Seconds of an epoch with nothing else on the machine, into timing.tsv."""
-    lines = ["method\tseconds_per_epoch\tratio_to_plain"]
-    seconds: dict[str, float] = {}
+    found = {}
     for method in methods:
-        out = options.out / "timing" / f"{method}-seed0"
-        # Three epochs hold all of a method's work: its phases begin at once.
-        changes = [
-            *shortened(f"noisy/{options.dataset}/{method}-pair-0.45", 3),
-            "train.eval_every=0",
-        ]
-        subprocess.run(
-            command(options, method, changes, out), check=True, stdout=subprocess.DEVNULL
-        )
-    for entry in compare.read(options.out / "timing"):
-        seconds[entry.name] = entry.epoch_seconds
-    for name in methods:
-        ratio = seconds[name] / seconds["plain"] if "plain" in seconds else float("nan")
-        lines.append(f"{name}\t{seconds[name]:.3f}\t{ratio:.3f}")
+        found[method] = epoch_seconds(options, recipe_of(options, method))
+        print(f"{method}: {found[method]:.3f} s an epoch alone", flush=True)
+    plain = found.get("plain", float("nan"))
+    lines = ["method\tseconds_per_epoch\tratio_to_plain"]
+    lines += [f"{name}\t{seconds:.3f}\t{seconds / plain:.3f}" for name, seconds in found.items()]
     write(options.out / "timing.tsv", ("\n".join(lines) + "\n").encode())
-    print("\n".join(lines), flush=True)
 
 
-def run_all(options: argparse.Namespace, jobs: list[tuple[str, int]]) -> None:
-    """All jobs, at most `options.jobs` at a time, each with its share of the cores."""
+def epoch_seconds(options: argparse.Namespace, recipe: str) -> float:
+    """A whole epoch's seconds, from the third of three short ones: every part of it is at work."""
+    checked = load(recipe, [*options.set, *shortened(recipe, 3), "train.eval_every=0"])
+    whole, test = (data.load(checked.data.name, split, options.data) for split in ("train", "test"))
+    assert isinstance(whole, data.Images)
+    assert isinstance(test, data.Images)
+    size = checked.train.batch_size
+    few = size * min(TIMED_STEPS, len(whole) // size)
+    split = dataclasses.replace(whole, images=whole.images[:few], labels=whole.labels[:few])
+    test = dataclasses.replace(test, images=test.images[:size], labels=test.labels[:size])
+    with tempfile.TemporaryDirectory() as folder, world(checked.train.device) as here:
+        checked = with_facts(checked, split)
+        noisy, labels = with_labels(checked, split, here)
+        Trainer(checked, Path(folder), noisy, test, here, None, labels).fit()
+        rows = Run(folder).metrics()
+    gc.collect()  # a trainer holds itself; its memory on the device is for the next one
+    return (rows[2]["seconds"] - rows[1]["seconds"]) * (len(whole) // size) / (few // size)
+
+
+def start(options: argparse.Namespace, method: str, seed: int) -> subprocess.Popen[bytes]:
+    """`covprop noisy` as a process, with its share of the cores; what it says goes into a log."""
+    recipe, name = recipe_of(options, method), f"{method}-seed{seed}"
+    words = [sys.executable, "-m", "covprop", "noisy", recipe, "--out", str(options.out / name)]
+    for change in [*shortened(recipe, options.epochs), *options.set, f"train.seed={seed}"]:
+        words += ["--set", change]
+    words += ["--data", str(options.data)] if options.data else []
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    with (options.out / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            words, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
+        )
+
+
+def run_all(options: argparse.Namespace, jobs: list[tuple[str, int]], began: float) -> None:
+    """All jobs that are not finished, at most `options.jobs` at a time, until the time is up."""
+    jobs = [(m, s) for m, s in jobs if not (options.out / f"{m}-seed{s}/summary.json").exists()]
+    end = began + 60 * options.minutes if options.minutes else float("inf")
     running: dict[str, subprocess.Popen[bytes]] = {}
     while jobs or running:
         while jobs and len(running) < options.jobs and time.monotonic() < end:
             method, seed = jobs.pop(0)
-            name = f"{method}-seed{seed}"
-            recipe = f"noisy/{options.dataset}/{method}-pair-0.45"
-            changes = [*shortened(recipe, options.epochs), f"train.seed={seed}"]
-            log = (options.out / f"{name}.log").open("wb")
-            words = command(options, method, changes, options.out / name)
-            running[name] = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+            running[f"{method}-seed{seed}"] = start(options, method, seed)
         if time.monotonic() >= end:
             jobs, end = [], float("inf")
             for process in running.values():
                 process.send_signal(signal.SIGINT)  # it writes a checkpoint and ends
-        time.sleep(0.5)
+        time.sleep(0.2)
         for name, process in list(running.items()):
             if process.poll() is not None:
                 lines = (options.out / f"{name}.log").read_text(errors="replace").splitlines()
                 said = next((line for line in lines if line.startswith("Test accuracy")), "")
-                print(f"{name}: {said or (lines or ['no output'])[-1]}", flush=True)
+                after = time.monotonic() - began
+                print(f"{after:5.0f} s  {name}: {said or (lines or ['nothing'])[-1]}", flush=True)
                 del running[name]
+                conclude(options)
+
+
+def conclude(options: argparse.Namespace) -> None:
+    """README.md, curves.png and the archive, from the runs that are finished."""
+    if not any(options.out.glob("*/summary.json")):
+        return
+    entries = compare.read(options.out)
+    page = compare.page(
+        entries,
+        title=f"Noisy labels: {options.dataset}",
+        machine=json.loads((options.out / "machine.json").read_text(encoding="utf-8")),
+        timing=compare.read_timing(options.out / "timing.tsv"),
+    )
+    write(options.out / "README.md", page.encode())
+    write(options.out / "curves.png", compare.curves(entries))
+    if options.archive is None:
+        return
+    names = ["README.md", "curves.png", "machine.json", "timing.tsv"]
+    names += [f"{entry.name}-seed{entry.seed}/{file}" for entry in entries for file in KEPT]
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name in names:
+            if (options.out / name).exists():
+                archive.add(options.out / name, f"{options.out.name}/{name}")
+    write(options.archive, content.getvalue())
+
+
+def tell_machine(options: argparse.Namespace) -> None:
+    """machine.json: where, with what, and by which command; as it was when the grid began."""
+    path = options.out / "machine.json"
+    if path.exists():
+        return
+    found = machine.facts(machine.choose_device("auto"))
+    found["command"] = shlex.join(["python", "benchmarks/noisy.py", *sys.argv[1:]])
+    found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
+    write(path, (json.dumps(found, indent=2) + "\n").encode())
 
 
 def main() -> None:
+    began = time.monotonic()
     options = arguments()
     prefix = f"noisy/{options.dataset}/"
     known = [n.removeprefix(prefix).removesuffix("-pair-0.45") for n in shipped() if prefix in n]
-    methods = options.methods or known
+    ordered = [m for m in MAIN if m in known] + [m for m in known if m not in MAIN]
+    methods = options.methods or ordered
     if unknown := set(methods) - set(known):
         sys.exit(f"{', '.join(sorted(unknown))}: choose among {', '.join(known) or 'no recipes'}.")
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.timing:
+    tell_machine(options)
+    if options.timing and not (options.out / "timing.tsv").exists():
         measure_alone(options, methods)
     first, *more = options.seeds
     jobs = [(method, first) for method in methods]
-    jobs += [(method, seed) for seed in more for method in methods if method in MAIN]
-    run_all(options, jobs)
-    entries = compare.read(options.out)
-    write(options.out / "table.md", compare.table(entries).encode())
-    write(options.out / "curves.png", compare.curves(entries))
-    print(compare.table(entries))
+    jobs += [(method, seed) for seed in more for method in methods if method in options.main]
+    run_all(options, jobs, began)
+    conclude(options)
+    print((options.out / "README.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from covprop.errors import InvalidInput
+from covprop.noisy.report import LAST
 from covprop.report.style import line
 from covprop.run import Run
 
@@ -24,6 +25,7 @@ PUBLISHED = {
         "mentornet": 0.581,
         "coteaching": 0.726,
         "truncated": 0.828,
+        "radius-largest": 0.808,
         "radius-paper": 0.808,
     },
     "cifar100": {
@@ -33,10 +35,15 @@ PUBLISHED = {
         "mentornet": 0.316,
         "coteaching": 0.348,
         "truncated": 0.477,
+        "radius-largest": 0.346,
         "radius-paper": 0.346,
     },
 }
-"""The paper's table, 45 % pair flips. Its Truncated Lq seems to come from another setting."""
+"""The paper's table, 45 % pair flips. Its Truncated Lq seems to come from another setting.
+
+Its own method is `radius-largest` on the common network and schedule, `radius-paper` on its own.
+"""
+TWO_NETWORKS = ("coteaching", "decoupling")
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Entry:
     name: str
     seed: int
     data: str
+    model: str
     summary: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
 
@@ -66,7 +74,8 @@ def read(folder: Path | str) -> list[Entry]:
         run = Run(file.parent)
         summary = json.loads(file.read_text(encoding="utf-8"))
         data = str(run.config["data"]["name"])
-        found.append(Entry(match[1], int(match[2]), data, summary, run.metrics()))
+        model = str(run.config["model"]["name"])
+        found.append(Entry(match[1], int(match[2]), data, model, summary, run.metrics()))
     if not found:
         raise InvalidInput(f"{folder} holds no finished run called METHOD-seedN.")
     return found
@@ -84,27 +93,33 @@ def _accuracies(group: Sequence[Entry]) -> Any:
     return np.array([entry.summary["test_accuracy_mean"] for entry in group])
 
 
-def table(entries: Sequence[Entry]) -> str:
+def table(entries: Sequence[Entry], timing: Mapping[str, float] | None = None) -> str:
     """Markdown: accuracy over the last ten epochs, what was learned from, seconds, the paper's.
 
     With several seeds the ± is the standard deviation over the seeds, else over the ten epochs.
+    `timing` has seconds of an epoch that were measured alone; without it they are the runs' own,
+    which say little where several ran at once.
     """
     published = PUBLISHED.get(entries[0].data, {})
+    where = "s/epoch, side by side" if timing is None else "s/epoch, alone"
     lines = [
-        "| method | test accuracy | seeds | label precision | suspects: average precision "
-        "| s/epoch | paper |",
-        "|---|---|---|---|---|---|---|",
+        "| method | networks | test accuracy | seeds | label precision "
+        f"| suspects: average precision | {where} | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, group in grouped(entries).items():
         accuracies = _accuracies(group)
         spread = accuracies.std() if len(group) > 1 else group[0].summary["test_accuracy_std"]
+        own = float(np.mean([entry.epoch_seconds for entry in group]))
+        seconds = own if timing is None else timing.get(name)
         cells = [
             name,
+            "2" if name in TWO_NETWORKS else "1",
             f"{accuracies.mean():.3f} ± {spread:.3f}",
             str(len(group)),
             _mean([entry.summary["label_precision"] for entry in group]),
             _mean([entry.summary["suspects"].get("average_precision") for entry in group]),
-            f"{np.mean([entry.epoch_seconds for entry in group]):.2f}",
+            "–" if seconds is None else f"{seconds:.2f}",
             f"{published[name]:.3f}" if name in published else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -114,6 +129,45 @@ def table(entries: Sequence[Entry]) -> str:
 def _mean(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{np.mean(known):.3f}" if known else "–"
+
+
+def read_timing(path: Path) -> dict[str, float] | None:
+    """Name -> seconds of an epoch alone, from timing.tsv; None where that was not measured."""
+    if not path.exists():
+        return None
+    _, *rows = path.read_text(encoding="utf-8").splitlines()
+    return {row.split("\t")[0]: float(row.split("\t")[1]) for row in rows}
+
+
+def page(
+    entries: Sequence[Entry],
+    *,
+    title: str,
+    machine: Mapping[str, Any],
+    timing: Mapping[str, float] | None = None,
+) -> str:
+    """README.md of a folder of runs: how they were made, the table, the curves."""
+    epochs = sorted({int(entry.summary["epochs"]) for entry in entries})
+    models = ", ".join(sorted({entry.model for entry in entries}))
+    made = [machine["device"], f"torch {machine['torch']}", f"Python {machine['python']}"]
+    made += [f"CUDA {machine['cuda']}"] if machine.get("cuda") else []
+    made += [f"commit {machine['commit'] or 'unknown'}", machine["date"]]
+    return f"""# {title}
+
+{", ".join(made)}:
+
+```console
+{machine["command"]}
+```
+
+Network {models}; {", ".join(map(str, epochs))} epochs. Test accuracy is the mean over the last
+{min(LAST, *epochs)} epochs; ± is over the seeds, or over these epochs where there is one seed.
+Label precision is the share of right labels among those learned from in the last epoch. *paper* is
+what the paper reports, for 200 epochs or its own schedule.
+
+{table(entries, timing)}
+![Test accuracy and label precision by epoch](curves.png)
+"""
 
 
 def curves(entries: Sequence[Entry]) -> bytes:

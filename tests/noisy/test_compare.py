@@ -14,7 +14,7 @@ from covprop.noisy import compare
 def write_run(folder: Path, name: str, accuracy: float, seconds: list[float], data: str) -> None:
     run = folder / name
     run.mkdir(parents=True)
-    (run / "config.toml").write_text(f'[data]\nname = "{data}"\n')
+    (run / "config.toml").write_text(f'[data]\nname = "{data}"\n[model]\nname = "cnn9"\n')
     rows = [
         {"epoch": i + 1, "seconds": s, "test_accuracy_clean": accuracy, "label_precision": 0.5}
         for i, s in enumerate(seconds)
@@ -24,6 +24,7 @@ def write_run(folder: Path, name: str, accuracy: float, seconds: list[float], da
         "test_accuracy_mean": accuracy,
         "test_accuracy_std": 0.004,
         "label_precision": 0.5,
+        "epochs": len(seconds),
         "suspects": {"flagged": 3, "average_precision": 0.25},
     }
     (run / "summary.json").write_text(json.dumps(summary))
@@ -34,11 +35,24 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     write_run(tmp_path, "coteaching-seed0", 0.70, [5.0, 7.0, 9.0], "cifar10")
     write_run(tmp_path, "coteaching-seed1", 0.80, [5.0, 7.0, 9.0], "cifar10")
     (tmp_path / "unfinished-seed0").mkdir()
-    lines = compare.table(compare.read(tmp_path)).splitlines()
-    assert lines[2:] == [
-        "| coteaching | 0.750 ± 0.050 | 2 | 0.500 | 0.250 | 2.00 | 0.726 |",
-        "| plain | 0.500 ± 0.004 | 1 | 0.500 | 0.250 | 1.00 |  |",
+    entries = compare.read(tmp_path)
+    assert compare.table(entries).splitlines()[2:] == [
+        "| coteaching | 2 | 0.750 ± 0.050 | 2 | 0.500 | 0.250 | 2.00 | 0.726 |",
+        "| plain | 1 | 0.500 ± 0.004 | 1 | 0.500 | 0.250 | 1.00 |  |",
     ]
+    (tmp_path / "timing.tsv").write_text("method\tseconds_per_epoch\tratio\nplain\t0.5\t1.0\n")
+    timing = compare.read_timing(tmp_path / "timing.tsv")
+    assert compare.table(entries, timing).splitlines()[3].endswith("| 0.250 | 0.50 |  |")
+    assert compare.table(entries, timing).splitlines()[2].endswith("| 0.250 | – | 0.726 |")
+    machine = {"device": "H", "torch": "2", "python": "3", "cuda": None, "commit": "c", "date": "d"}
+    page = compare.page(entries, title="T", machine=machine | {"command": "go"}, timing=timing)
+    assert "H, torch 2, Python 3, commit c, d:" in page
+    assert "Network cnn9; 3, 4 epochs." in page
+    assert compare.table(entries, timing) in page
+
+
+def test_no_timing(tmp_path: Path) -> None:
+    assert compare.read_timing(tmp_path / "timing.tsv") is None
 
 
 def test_curves_are_a_picture(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A step can be recorded and replayed: no value is read back, and a phase fixes what is computed."""
+"""A step can be recorded and replayed: it reads nothing back, and its phase says what it does."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ IMAGES = 12
 
 
 class Recorder(TorchDispatchMode):
-    """The operations and sizes of a step; one whose result or shape depends on values is refused."""
+    """The operations and sizes of a step; one that needs a value on the host is refused."""
 
     def __init__(self) -> None:
         super().__init__()
