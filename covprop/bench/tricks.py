@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from covprop.bench import memory
 from covprop.bench.subject import Subject
 from covprop.methods import Method
+from covprop.train import graph
 
 CAPTURE_WARMUP = 11
 """Steps before a capture: every library has chosen its kernels by then."""
@@ -120,35 +121,10 @@ def _capture(step: TrainingStep, work: Callable[[], None]) -> Callable[[], None]
     return capture(work, step.optimizer, step.generator)
 
 
-@dataclass
-class Captured:
-    """A graph, together with what it reads: the graph itself keeps no tensor alive."""
-
-    graph: torch.cuda.CUDAGraph
-    work: Callable[[], object]
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
 def capture(
     work: Callable[[], object],
     optimizer: torch.optim.Optimizer | None = None,
     generator: torch.Generator | None = None,
 ) -> Callable[[], None]:
-    """`work` as one CUDA graph; all that it reads stays where it is."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(CAPTURE_WARMUP):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    if optimizer is not None:
-        optimizer.zero_grad(set_to_none=True)
-    memory.settle()  # from here on the peak is what the graph itself holds
-    graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        work()
-    return Captured(graph, work)
+    """`work` as one CUDA graph; from here on the peak is what the graph itself holds."""
+    return graph.capture(work, optimizer, generator, warmup=CAPTURE_WARMUP, before=memory.settle)

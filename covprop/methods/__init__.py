@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covprop.errors import InvalidInput
-from covprop.methods.base import Losses, Method
+from covprop.methods.base import Losses, Method, phase_of
 from covprop.methods.consistency import Consistency
 from covprop.methods.gaussian import Gaussian
 from covprop.methods.macer import Macer
@@ -42,6 +42,7 @@ __all__ = [
     "SmoothAdv",
     "WithRadius",
     "build",
+    "phase_of",
 ]
 
 

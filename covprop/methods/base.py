@@ -1,7 +1,7 @@
 """What every training method takes and gives, and how it meets noise."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -25,11 +25,24 @@ class Losses(NamedTuple):
 
 
 class Method(Protocol):
-    """A training method: from clean images in [0, 1] to the loss of each; it adds its own noise."""
+    """A training method: from clean images in [0, 1] to the loss of each; it adds its own noise.
+
+    It may also have `phase(epoch) -> Hashable | None`: see `phase_of`.
+    """
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
     ) -> Losses: ...
+
+
+def phase_of(method: Method, epoch: int) -> Hashable | None:
+    """What of the epoch changes how `method` computes: its `phase`, or else the epoch itself.
+
+    In epochs of one phase it runs the same operations, so that a GPU can replay a recorded step.
+    None says that no step is like another: values are read back from the device, for instance.
+    """
+    phase = getattr(method, "phase", None)
+    return epoch if phase is None else phase(epoch)
 
 
 def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> Tensor:

@@ -40,6 +40,10 @@ class Consistency:
         loss = mean_cross_entropy(logits, y) + self.disagreement(logits)
         return Losses(loss, logits.detach().mean(1))
 
+    def phase(self, epoch: int) -> int:
+        """All epochs are alike."""
+        return 0
+
     def disagreement(self, logits: Tensor) -> Tensor:
         """λ · KL + η · entropy of each image: [b, samples, k] -> [b]."""
         log_p = logits.log_softmax(-1)

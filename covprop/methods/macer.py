@@ -44,9 +44,13 @@ class Macer:
         logits = logits_of(model, x, draw(x, self.samples, self.sigma, generator))
         mean = logits.softmax(-1).mean(1)
         loss = F.nll_loss(torch.log(mean + 1e-10), y, reduction="none")
-        if self.weight and epoch >= self.from_epoch:
+        if self.phase(epoch):
             loss = loss + self.weight * self.radius_loss(logits, y)
         return Losses(loss, logits.detach().mean(1))
+
+    def phase(self, epoch: int) -> bool:
+        """Whether the radius counts."""
+        return self.weight > 0 and epoch >= self.from_epoch
 
     def radius_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """σ/2 · (γ − ξ) where it counts, 0 elsewhere: [b, samples, k], [b] -> [b]."""

@@ -1,5 +1,6 @@
 """The paper's method: cross-entropy plus a hinge on the ESTIMATED radius, in closed form."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,6 +118,13 @@ class Radius:
         loss = RadiusLoss(self.sigma, weight, settings=self.settings, reduction="none")(out, y)
         radius = estimated_radius(out, self.sigma, y, self.settings)
         return Losses(loss, out.mean.detach(), radius.detach())
+
+    def phase(self, epoch: int) -> Hashable | None:
+        """Whether the radius counts; None where steps measure something on the way."""
+        measures = self.estimator == "calibrated" or self.settings.r_max == "estimated"
+        if measures and self.estimator != "linearized":
+            return None
+        return self.weight > 0 and epoch >= self.from_epoch
 
     def _linearized(
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float

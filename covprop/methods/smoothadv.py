@@ -50,6 +50,10 @@ class SmoothAdv:
         """The norm allowed in an epoch, counted from 0."""
         return self.epsilon * min(1.0, (epoch + 1) / max(self.warmup, 1))
 
+    def phase(self, epoch: int) -> float:
+        """The allowed norm is all that changes."""
+        return self.epsilon_at(epoch)
+
     @torch.enable_grad()
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, size: float) -> Tensor:
         """x + δ after all steps, without gradient; only δ is differentiated, never the weights."""

@@ -4,6 +4,7 @@ No gradient flows through a weight, so the network gains nothing by fooling the 
 `WithRadius` gives any method an estimated radius; `RadiusWeights` turns radii into weights.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Losses, Method, require
+from covprop.methods.base import Losses, Method, phase_of, require
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
@@ -48,6 +49,10 @@ class WithRadius:
         cov = self._prop.covariances()[self._prop.plan.output]
         assert cov is not None
         return estimated_radius(Gaussian(logits, cov), self.sigma, y, self.settings)
+
+    def phase(self, epoch: int) -> Hashable | None:
+        """The method's own; Σ is the same work in all epochs."""
+        return phase_of(self.method, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The method's own state; Σ follows from the weights."""
@@ -118,12 +123,16 @@ class RadiusWeights:
     def of(self, index: Tensor, epoch: int) -> Tensor:
         """The weights of a batch, [b]."""
         r = self.radius[index.to(self.radius.device)]
-        if epoch < self.from_epoch:
+        if not self.phase(epoch):
             return torch.ones_like(r)
         mean = self.radius.nanmean()  # nan while nothing was seen
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
         return torch.where((mean > 0) & ~r.isnan(), weight, 1.0)
+
+    def phase(self, epoch: int) -> bool:
+        """Whether the weights act."""
+        return epoch >= self.from_epoch
 
     def state_dict(self) -> dict[str, Any]:
         return {"radius": self.radius}

@@ -14,6 +14,7 @@ HARMLESS = {
     ("data", "workers"),
     ("train", "checkpoint_minutes"),
     ("train", "device"),
+    ("train", "fast"),
     ("train", "tensorboard"),
 }
 """Keys that may change between the parts of a run: they do not change what is computed."""

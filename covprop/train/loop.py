@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from covprop import data, noise
+from covprop import data
 from covprop.data.label_noise import NoisyLabels
 from covprop.errors import CovpropError
 from covprop.train import checkpoint
 from covprop.train.distributed import World, world
 from covprop.train.evaluate import accuracy
+from covprop.train.graph import Fast, Gpu
 from covprop.train.log import Board, Log, Metrics, Row, sentence
-from covprop.train.optimize import Average, optimizer
+from covprop.train.optimize import Average, optimizer, restore, state_of
 from covprop.train.recipe import Recipe
-from covprop.train.schedule import betas_at, lr_at
+from covprop.train.schedule import lr_at
 from covprop.train.setup import (
     build_model,
     build_step,
@@ -32,9 +33,11 @@ from covprop.train.setup import (
     with_labels,
 )
 from covprop.train.stop import Interrupted, StopRequest
+from covprop.train.update import CORRECT, LOSS, RADIUS, WITH_RADIUS, Update
 
-LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
-"""Places of the sums over an epoch's images so far."""
+EPOCH_SECONDS = 10.0
+"""The end of an epoch writes no checkpoint sooner than this after the last: where epochs take a
+fraction of a second, writing would take longer than training."""
 
 
 class Diverged(CovpropError):
@@ -89,9 +92,7 @@ class Trainer:
         self.steps = len(train_data) // self.options.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
-        self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
-        self.layout = layout
         if self.options.precision == "bf16":  # what autocast leaves in float32, Σ above all
             torch.set_float32_matmul_precision("high")
         self.model = build_model(recipe)
@@ -99,11 +100,11 @@ class Trainer:
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
         self.optimizer = optimizer(self.core, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
+        self.update = Update(
+            self.core, self.optimizer, self.average, self.weights, self.options, here, self.steps
+        )
+        self.sums = self.update.sums
         self._restore()
-        if self.options.compile:
-            for network in self.core.networks():
-                network.compile()
-        self.module = self.core if here.size == 1 else DistributedDataParallel(self.core)
         self.saved_at = self.clock = time.perf_counter()
         self.metrics = Metrics(out / "metrics.jsonl", keep=self.rows) if here.first else None
         board = self.options.tensorboard and here.first
@@ -111,10 +112,14 @@ class Trainer:
         self.log = Log(
             console, epochs=self.options.epochs, steps=self.steps, done=self._steps_done()
         )
+        self.run_step: Callable[[data.Batch, int], None] = self.update
+        if self.options.fast and here.device.type == "cuda" and here.size == 1:
+            torch.backends.cudnn.benchmark = True  # all batches have one shape
+            self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
 
     def fit(self) -> None:
         """All epochs that remain."""
-        self.module.train()
+        self.core.train()
         if self.epoch == self.options.epochs:
             self.log.say(f"{self.out} is already trained; nothing to do.")
             self.here.first_does(self._save_model)
@@ -131,8 +136,8 @@ class Trainer:
                 self.board.close()
 
     def _train_epoch(self, stop: StopRequest) -> None:
-        # Reading a sum back waits for the GPU, so there only every tenth step is reported.
-        every = 10 if self.here.device.type == "cuda" else 1
+        # Reading a sum back waits for the GPU, so there only every twentieth step is reported.
+        every = 20 if self.here.device.type == "cuda" else 1
         self.clock = time.perf_counter()
         if self.step == 0:
             self.core.start_epoch(self.epoch)
@@ -155,55 +160,17 @@ class Trainer:
                 self._report(stop)
 
     def _train_step(self, batch: data.Batch) -> None:
-        options, here = self.options, self.here
-        place = (self.epoch, self.step)
-        torch.manual_seed(noise.seed_of(options.seed, "step", *place, here.rank))  # dropout
-        generator = noise.stream(
-            options.seed, "noise", *place, device=here.device, rank=here.rank, world=here.size
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr_at(options, self._steps_done(), self.steps)
-            if "betas" in group:
-                group["betas"] = betas_at(options, self._steps_done(), self.steps)
-        batch = batch._replace(x=batch.x.contiguous(memory_format=self.layout))
-        with torch.autocast(here.device.type, torch.bfloat16, options.precision == "bf16"):
-            losses = self.module(batch, self.epoch, generator)
-        per_sample = losses.per_sample.float()
-        if self.weights is not None:
-            per_sample = per_sample * self._weigh(batch, losses.radius)
-        # DDP averages gradients over processes, and shares are equal: together the global mean.
-        loss = per_sample.mean()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if options.clip_norm:
-            nn.utils.clip_grad_norm_(self.core.parameters(), options.clip_norm)
-        self.optimizer.step()
-        if self.average:
-            self.average.update(self.model)
-        self.sums[LOSS] += per_sample.detach().sum()
-        self.sums[CORRECT] += (losses.logits.argmax(1) == batch.y).sum()
-        if losses.radius is not None:
-            known = losses.radius.isfinite()  # it is not while a covariance is still 0
-            self.sums[RADIUS] += losses.radius.where(known, 0.0).sum()
-            self.sums[WITH_RADIUS] += known.sum()
-
-    def _weigh(self, batch: data.Batch, radius: Tensor) -> Tensor:
-        assert self.weights is not None
-        # Every process learns every image's radius, so that all hold the same weights.
-        self.weights.update(self.here.gather(batch.index), self.here.gather(radius), self.epoch)
-        return self.weights.of(batch.index, self.epoch)
+        self.update.prepare(self.epoch, self.step)
+        self.run_step(batch, self.epoch)
 
     def _steps_done(self) -> int:
         return self.epoch * self.steps + self.step
 
     def _report(self, stop: StopRequest) -> None:
         """Agree with the other processes on the sums, and on whether to save or to stop."""
-        due = time.perf_counter() - self.saved_at >= 60 * self.options.checkpoint_minutes
-        flags = torch.tensor(
-            [stop.signum, due and self.here.first], dtype=torch.float64, device=self.here.device
+        *sums, asked, save = self._totals(
+            stop.signum, self._due(60 * self.options.checkpoint_minutes)
         )
-        totals = self.here.sum(torch.cat([self.sums, flags])).tolist()
-        *sums, asked, save = totals
         now = time.perf_counter()
         self.seconds += now - self.clock
         self.epoch_seconds += now - self.clock
@@ -212,12 +179,22 @@ class Trainer:
         if not math.isfinite(sums[LOSS]) or row["loss"] > self.options.max_loss:  # type: ignore[operator]
             raise self._diverged(row["loss"])
         self.log.step(self._steps_done(), self.epoch, row)
-        if asked or (save and self.step < self.steps):  # an epoch's end is saved anyway
+        if asked or (save and self.step < self.steps):  # an epoch's end decides for itself
             self._save(sums)
         if asked:
+            self.here.first_does(self._save_model)
             raise Interrupted(
                 stop.signum or 2, f"stopped in epoch {self.epoch + 1} after step {self.step}"
             )
+
+    def _due(self, seconds: float) -> bool:
+        """Whether this process, if it is the first, finds the last checkpoint that old."""
+        return self.here.first and time.perf_counter() - self.saved_at >= seconds
+
+    def _totals(self, *flags: float) -> list[float]:
+        """The epoch's sums, then the flags, each summed over all processes."""
+        own = torch.tensor(flags, dtype=torch.float64, device=self.here.device)
+        return self.here.sum(torch.cat([self.sums, own])).tolist()
 
     def _row(self, sums: list[float]) -> Row:
         images = self.step * self.options.batch_size
@@ -226,16 +203,20 @@ class Trainer:
             "loss": sums[LOSS] / images,
             "train_accuracy": sums[CORRECT] / images,
             "estimated_radius": sums[RADIUS] / sums[WITH_RADIUS] if sums[WITH_RADIUS] else None,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": lr_at(self.options, self._steps_done() - 1, self.steps),
             "seconds": round(self.seconds, 3),
             "images_per_second": round(images / max(self.epoch_seconds, 1e-9), 1),
         }
 
     def _finish_epoch(self) -> None:
         """Measure, write the row, then the checkpoint that counts it."""
-        row = self._row(self.here.sum(self.sums).tolist())
         number, every = self.epoch + 1, self.options.eval_every
-        if number == self.options.epochs or (every and number % every == 0):
+        last = number == self.options.epochs
+        *sums, save = self._totals(
+            last or self._due(min(EPOCH_SECONDS, 60 * self.options.checkpoint_minutes))
+        )
+        row = self._row(sums)
+        if last or (every and number % every == 0):
             noisy, clean = accuracy(self._result(), self.test_data, self.recipe, self.here)
             row |= {"test_accuracy_noisy": noisy, "test_accuracy_clean": clean}
         row |= self.core.end_epoch()
@@ -244,8 +225,9 @@ class Trainer:
         self.epoch, self.step, self.epoch_seconds = number, 0, 0.0
         self.sums.zero_()
         self.here.first_does(lambda: self._write_row(row))
-        self._save([0.0] * len(self.sums))
-        self.here.first_does(self._save_model)
+        if save:
+            self._save([0.0] * len(self.sums))
+            self.here.first_does(self._save_model)
         self.log.say(sentence(row))
 
     def _write_row(self, row: Row) -> None:
@@ -272,7 +254,7 @@ class Trainer:
             "epoch_seconds": self.epoch_seconds,
             "sums": sums,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": state_of(self.optimizer),
             "average": self.average.model.state_dict() if self.average else None,
             "average_steps": self.average.steps if self.average else 0,
             **{name: part.state_dict() for name, part in self._stateful().items()},
@@ -291,7 +273,7 @@ class Trainer:
             return
         state = checkpoint.load_state(path)
         checkpoint.load_tensors(path, self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore(self.optimizer, state["optimizer"])
         if self.average:
             checkpoint.load_tensors(path, self.average.model, state["average"])
             self.average.steps = state["average_steps"]

@@ -1,11 +1,16 @@
-"""The optimizers, and the running average of the weights."""
+"""The optimizers, and the running average of the weights.
+
+On a GPU whatever changes from step to step, the learning rate and the share that the average
+takes in, is a tensor there: a recorded step reads it anew each time.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from covprop.train.options import TrainOptions
@@ -23,11 +28,39 @@ def optimizer(model: nn.Module, options: TrainOptions) -> Optimizer:
         groups[0]["params"] = [p for p in trainable if p.ndim > 1]
         groups.append({"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0})
     fused = all(p.is_cuda for p in trainable)
+    lr = torch.tensor(options.lr, device=trainable[0].device) if fused else options.lr
     if options.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, fused=fused)
+        return torch.optim.AdamW(groups, lr=lr, betas=options.betas, fused=fused, capturable=fused)
     return torch.optim.SGD(
-        groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused
+        groups, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused
     )
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Let the next step have the learning rate `lr`."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+HOW = ("lr", "fused", "capturable")
+"""Keys of a group that belong to the device more than to the run."""
+
+
+def state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Its state for a checkpoint, which any device can go on from."""
+    state = optimizer.state_dict()
+    groups = [group | {"lr": float(group["lr"])} for group in state["param_groups"]]
+    return state | {"param_groups": groups}
+
+
+def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Take over `state_of` another optimizer; how this one works on its device stays."""
+    own = [{k: group[k] for k in HOW if k in group} for group in optimizer.param_groups]
+    groups = [a | b for a, b in zip(state["param_groups"], own, strict=True)]
+    optimizer.load_state_dict(state | {"param_groups": groups})
 
 
 class Average:
@@ -41,16 +74,37 @@ class Average:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.decay = decay
         self.steps = 0
+        self.share = 0.0
+        cuda = next((p.device for p in model.parameters() if p.is_cuda), None)
+        self.share_there = None if cuda is None else torch.zeros((), device=cuda)
 
-    @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take the weights after one more optimizer step into the average."""
+        self.advance()
+        self.mix(model)
+
+    def advance(self) -> None:
+        """Count one more step, which sets the share 1 − d."""
         self.steps += 1
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        for mine, theirs in zip(
-            self.model.state_dict().values(), model.state_dict().values(), strict=True
-        ):
-            if mine.is_floating_point():
-                mine.lerp_(theirs, 1 - decay)
-            else:
+        share = 1 - min(self.decay, (1 + self.steps) / (10 + self.steps))
+        if self.share_there is not None and share != self.share:
+            self.share_there.fill_(share)
+        self.share = share
+
+    @torch.no_grad()
+    def mix(self, model: nn.Module) -> None:
+        """Take the weights in, in the share that was set."""
+        pairs = list(
+            zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        )
+        for mine, theirs in pairs:
+            if not mine.is_floating_point():
                 mine.copy_(theirs)
+            elif self.share_there is None:
+                mine.lerp_(theirs, self.share)
+        if self.share_there is not None:  # all at once, since a launch each would cost more
+            floats = [(a, b) for a, b in pairs if a.is_floating_point()]
+            averages, weights = ([pair[i] for pair in floats] for i in (0, 1))
+            change = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(change, self.share_there)
+            torch._foreach_add_(averages, change)

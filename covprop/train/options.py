@@ -124,10 +124,13 @@ class TrainOptions:
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = False
     compile: bool = False
+    fast: bool = True
+    """On a GPU, record the step as a CUDA graph and replay it, where the method allows it."""
     eval_every: Annotated[int, Range(0)] = 1
     """Epochs between measurements on the test split; 0 measures after the last one only."""
     checkpoint_minutes: NotNegative = 5.0
-    """Minutes between checkpoints inside an epoch; 0 writes one after every step."""
+    """At most this long between checkpoints; 0 writes one after every step. The end of an epoch
+    writes one too, unless the last is less than ten seconds old."""
     max_loss: Positive = 1e4
     """A mean loss above this counts as divergence and stops the run."""
     tensorboard: bool = False

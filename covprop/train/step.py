@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,15 @@ class Step(nn.Module):
         """What else may remember things from step to step, by its name in a checkpoint."""
         return {}
 
+    def phase(self, epoch: int) -> Hashable | None:
+        """What of the epoch changes how a step computes.
+
+        Epochs of one phase run the same operations on the same tensors, so that a step recorded
+        or compiled in one of them serves all. None: a step reads values back from the device or
+        keeps its state in other places each time, and is never recorded.
+        """
+        return epoch
+
     def start_epoch(self, epoch: int) -> None:
         """Called before the first step of an epoch, and not when a run goes on within it."""
 
@@ -50,6 +59,9 @@ class TrainStep(Step):
 
     def forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> methods.Losses:
         return self.method(self.model, batch.x, batch.y, epoch=epoch, generator=generator)
+
+    def phase(self, epoch: int) -> Hashable | None:
+        return methods.phase_of(self.method, epoch)
 
     def parts(self) -> dict[str, Any]:
         return {"method": self.method}

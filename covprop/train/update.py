@@ -1,0 +1,137 @@
+"""One training step: what the host sets before it, and what the device then does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from covprop import noise
+from covprop.data import Batch
+from covprop.methods import Losses, RadiusWeights
+from covprop.train.distributed import World
+from covprop.train.optimize import Average, set_lr
+from covprop.train.options import TrainOptions
+from covprop.train.schedule import betas_at, lr_at
+from covprop.train.step import Step
+
+LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
+"""Places of the sums over an epoch's images so far."""
+
+PHASES = 2
+"""A step with more phases would be compiled anew too often, so only its networks are."""
+
+
+class Update:
+    """Forward, backward, optimizer, average and sums of one step.
+
+    All that changes from step to step comes in through tensors that stay where they are, so that
+    the call can be recorded and replayed; what else it depends on is its `phase`.
+    """
+
+    def __init__(
+        self,
+        core: Step,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+        weights: RadiusWeights | None,
+        options: TrainOptions,
+        here: World,
+        steps: int,
+    ) -> None:
+        self.core, self.optimizer, self.average, self.weights = core, optimizer, average, weights
+        self.options, self.here, self.steps = options, here, steps
+        self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
+        self.generator = noise.stream(0, device=here.device, rank=here.rank, world=here.size)
+        self.defaults = [torch.default_generator]
+        if here.device.type == "cuda":
+            index = here.device.index or torch.cuda.current_device()
+            self.defaults.append(torch.cuda.default_generators[index])
+        self.layout = torch.channels_last if options.channels_last else torch.contiguous_format
+        self.lr = math.nan
+        self.first: dict[Hashable, int] = {}  # epoch in which a phase was met, if compiled
+        self.whole = options.compile and self._compile()
+        self.module: nn.Module = core if here.size == 1 else DistributedDataParallel(core)
+
+    def _compile(self) -> bool:
+        """Have the step compiled, as a whole where that lasts; say whether it is."""
+        phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
+        if None not in phases and len(phases) <= PHASES:
+            self.core.compile(dynamic=False)
+            return True
+        for network in self.core.networks():
+            network.compile()
+        return False
+
+    def prepare(self, epoch: int, step: int) -> None:
+        """Set random state, learning rate and averaging for a step, as its place says."""
+        options, done = self.options, epoch * self.steps + step
+        seed = noise.seed_of(options.seed, "step", epoch, step, self.here.rank)
+        for generator in self.defaults:  # dropout
+            generator.manual_seed(seed)
+        self.generator.manual_seed(noise.seed_of(options.seed, "noise", epoch, step))
+        lr = lr_at(options, done, self.steps)
+        if lr != self.lr:
+            set_lr(self.optimizer, lr)
+            self.lr = lr
+        for group in self.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = betas_at(options, done, self.steps)
+        if self.average:
+            self.average.advance()
+
+    def phase(self, epoch: int) -> Hashable | None:
+        """What a prepared step depends on besides tensors; None if that cannot be said."""
+        own = self.core.phase(epoch)
+        if own is None:
+            return None
+        weighted = self.weights.phase(epoch) if self.weights else None
+        return own, weighted, self.optimizer.param_groups[0].get("betas")
+
+    def __call__(self, batch: Batch, epoch: int) -> None:
+        """The step itself, after `prepare`."""
+        batch = batch._replace(x=batch.x.contiguous(memory_format=self.layout))
+        with torch.autocast(
+            self.here.device.type, torch.bfloat16, self.options.precision == "bf16"
+        ):
+            losses = self._forward(batch, epoch)
+        per_sample = losses.per_sample.float()
+        if self.weights is not None:
+            assert losses.radius is not None
+            per_sample = per_sample * self._weigh(batch, losses.radius, epoch)
+        # DDP averages gradients over processes, and shares are equal: together the global mean.
+        loss = per_sample.mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.options.clip_norm:
+            nn.utils.clip_grad_norm_(self.core.parameters(), self.options.clip_norm)
+        self.optimizer.step()
+        if self.average:
+            self.average.mix(self.core.model)
+        self.sums[LOSS] += per_sample.detach().sum()
+        self.sums[CORRECT] += (losses.logits.argmax(1) == batch.y).sum()
+        if losses.radius is not None:
+            known = losses.radius.isfinite()  # it is not while a covariance is still 0
+            self.sums[RADIUS] += losses.radius.where(known, 0.0).sum()
+            self.sums[WITH_RADIUS] += known.sum()
+
+    def _forward(self, batch: Batch, epoch: int) -> Losses:
+        if not self.whole:
+            return self.module(batch, epoch, self.generator)
+        phase = self.core.phase(epoch)
+        if phase not in self.first:
+            # What a method builds at its first call, a propagator above all, is not compiled.
+            self.first[phase] = epoch
+            with torch.compiler.set_stance("force_eager"):
+                return self.module(batch, epoch, self.generator)
+        # Another number would compile the same once more.
+        return self.module(batch, self.first[phase], self.generator)
+
+    def _weigh(self, batch: Batch, radius: Tensor, epoch: int) -> Tensor:
+        assert self.weights is not None
+        # Every process learns every image's radius, so that all hold the same weights.
+        self.weights.update(self.here.gather(batch.index), self.here.gather(radius), epoch)
+        return self.weights.of(batch.index, epoch)
