@@ -7,7 +7,7 @@ Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -22,6 +22,8 @@ from covprop.errors import InvalidInput
 
 Augment = Literal["none", "flip", "crop-flip"]
 PADDING = 4
+GROUP = 64
+"""Batches whose crops are worked out together: a GPU waits less for a few large operations."""
 
 # A product rounds alike on every device; a GPU divides by a number in its own way.
 LEVEL = 1.0 / 255.0
@@ -121,14 +123,26 @@ def _resident(
 ) -> Iterator[Batch]:
     images, labels = data.resident(device)
     order = order.to(device)
-    for part in slices:
-        index = order[part.first + part.low : part.first + part.high]
-        x = images.index_select(0, index)
+    crop = augment == "crop-flip"
+    for start in range(0, len(slices), GROUP):
+        group = slices[start : start + GROUP]
         if augment != "none":
-            # Drawn for the global batch, so that the number of processes changes nothing.
-            draws = _draw(part.size, _generator(*seeds, part.number))[:, part.low : part.high]
-            x = shift_flip(x, draws.to(device, non_blocking=True), crop=augment == "crop-flip")
-        yield Batch(index, x.float().mul_(LEVEL), labels.index_select(0, index))
+            draws = torch.cat([_draws(part, seeds) for part in group], 1).to(device)
+            rows, cols = sources(draws, data.image_shape[1:], crop=crop)
+        done = 0
+        for part in group:
+            index = order[part.first + part.low : part.first + part.high]
+            x = images.index_select(0, index)
+            if augment != "none":
+                here = slice(done, done + len(index))
+                x = pick(x, rows[here], cols[here], crop=crop)
+                done = here.stop
+            yield Batch(index, x.float().mul_(LEVEL), labels.index_select(0, index))
+
+
+def _draws(part: _Slice, seeds: tuple[int, int]) -> Tensor:
+    """Drawn for the global batch, so that the number of processes changes nothing."""
+    return _draw(part.size, _generator(*seeds, part.number))[:, part.low : part.high]
 
 
 def _draw(size: int, generator: torch.Generator) -> Tensor:
@@ -140,19 +154,28 @@ def _draw(size: int, generator: torch.Generator) -> Tensor:
 
 def shift_flip(x: Tensor, draws: Tensor, *, crop: bool) -> Tensor:
     """Flip, and crop after zero padding, each image [c, h, w] of a batch by its own `draws`."""
-    b, c, h, w = x.shape
-    down, right, flip = draws.unsqueeze(-1)
-    rows = torch.arange(h, device=x.device).expand(b, h)
-    cols = torch.arange(w, device=x.device).expand(b, w)
+    return pick(x, *sources(draws, x.shape[2:], crop=crop), crop=crop)
+
+
+def sources(draws: Tensor, size: Sequence[int], *, crop: bool) -> tuple[Tensor, Tensor]:
+    """Where the pixels come from: row starts [b, h] and columns [b, w] of the flattened image."""
+    (h, w), (down, right, flip) = size, draws.unsqueeze(-1)
+    rows = torch.arange(h, device=draws.device).expand(len(down), h)
+    cols = torch.arange(w, device=draws.device).expand(len(down), w)
     cols = torch.where(flip.bool(), w - 1 - cols, cols)
+    if not crop:
+        return rows * w, cols
+    return (rows + down) * (w + 2 * PADDING), cols + right
+
+
+def pick(x: Tensor, rows: Tensor, cols: Tensor, *, crop: bool) -> Tensor:
+    """The images [b, c, h, w] with the pixels that `sources` named."""
+    b, c, h, w = x.shape
     if crop:
         x = F.pad(x, [PADDING] * 4)
-        rows, cols = rows + down, cols + right
     # One gather from the flattened images, cheaper than four-fold indexing.
-    height, width = x.shape[2:]
-    flat = (rows.unsqueeze(2) * width + cols.unsqueeze(1)).view(b, 1, h * w)
-    picked = x.reshape(b, c, height * width).gather(2, flat.expand(b, c, h * w))
-    return picked.view(b, c, h, w)
+    flat = (rows.unsqueeze(2) + cols.unsqueeze(1)).view(b, 1, h * w)
+    return x.flatten(2).gather(2, flat.expand(b, c, h * w)).view(b, c, h, w)
 
 
 class _Files(Dataset[tuple[int, Tensor] | str]):
