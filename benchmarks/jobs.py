@@ -10,6 +10,8 @@ A wave is a TOML file of jobs. Keys above the first [[job]] are defaults of all 
     estimate = ["shared"]          # estimators for `covprop estimate` on the same images
     seconds = 0.7                  # a guess: an epoch with the machine to itself
     certify_seconds = 12           # a guess: certification and estimates, likewise
+    folder = "imagenet-sample"     # instead of the recipe's data: a folder below --data …
+    repeat = 20                    # … each training image of it linked so many times
 
     [[job]]
     name = "gaussian"
@@ -36,7 +38,10 @@ from covprop.errors import InvalidInput
 from covprop.names import nearest
 from covprop.train import load
 
-KEYS = ("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds")
+KEYS = (
+    *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
+    *("folder", "repeat"),
+)
 PHASES = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
 """Options that are numbers of epochs, besides the trainer's own."""
 
@@ -54,6 +59,8 @@ class Job:
     estimate: tuple[str, ...]
     seconds: float
     certify_seconds: float
+    data_folder: str = ""
+    repeat: int = 1
 
     @property
     def folder(self) -> str:
@@ -65,10 +72,14 @@ class Job:
         return self.epochs * self.seconds + self.certify_seconds
 
     def commands(self, run: Path, data: Path | None) -> list[list[str]]:
-        """The `covprop` command lines that make the run, in order."""
+        """The `covprop` command lines that make the run, in order.
+
+        With a `data_folder` of its own, `data` is the folder in which that lies.
+        """
         where = ["--data", str(data)] if data else []
         train = ["train", self.recipe, "--out", str(run), *where]
-        for change in self.set:
+        own = [f"data.name={(data or Path()) / self.data_folder}"] if self.data_folder else []
+        for change in [*own, *self.set]:
             train += ["--set", change]
         commands = [train]
         if self.certify:
@@ -131,6 +142,8 @@ def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
                     estimate=tuple(options.get("estimate", ())),
                     seconds=float(options.get("seconds", 1.0)),
                     certify_seconds=float(options.get("certify_seconds", 0.0)),
+                    data_folder=options.get("folder", ""),
+                    repeat=options.get("repeat", 1),
                 )
             )
     return jobs
@@ -168,6 +181,18 @@ def _same_images(certify: Sequence[str]) -> list[str]:
             at = certify.index(option)
             words += certify[at : at + 2]
     return words
+
+
+def repeated(source: Path, target: Path, times: int) -> None:
+    """A class-folder tree with each training image `times` over, as links: a longer epoch."""
+    for file in sorted(source.rglob("*.*")):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        many = times if file.relative_to(source).parts[0] == "train" else 1
+        for number in range(many):
+            link = place.with_name(f"{place.stem}-{number}{place.suffix}")
+            if not link.is_symlink():
+                link.symlink_to(file.resolve())
 
 
 class Pace:

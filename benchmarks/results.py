@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO
 
-from jobs import Job, Pace, at_length, read_wave, total_alone
+from jobs import Job, Pace, at_length, read_wave, repeated, total_alone
 
 from covprop.bench import machine
 from covprop.errors import CovpropError
@@ -142,7 +142,11 @@ class Wave:
     def _start(self, job: Job) -> None:
         folder = self.folder / job.folder
         folder.mkdir(parents=True, exist_ok=True)
-        commands = job.commands(folder, self.options.data)
+        data = self.options.data
+        if job.data_folder:
+            data = self.folder / "data"
+            repeated(self.options.data / job.data_folder, data / job.data_folder, job.repeat)
+        commands = job.commands(folder, data)
         one = Running(job, folder, commands, (folder / "job.log").open("ab"))
         one.start(self.environment)
         self.running.append(one)
