@@ -1,20 +1,25 @@
 """The moment-ReLU on the CPU: plain torch in blocks that stay in the cache.
 
 A chain of element-wise operations over a whole feature map goes through memory once an operation.
-Over a block of a few thousand numbers at a time, and in place, it goes through memory once.
+Over a block of a few thousand numbers at a time, and in place, it goes through memory once. The
+two transcendental functions are the ones torch is quickest at: Φ(z) = gelu(z)/z takes half the
+time of erf, and exp2 a third of exp.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.kernels.moments import INV_SQRT_2PI, SQRT_HALF, limit
+from covprop.kernels.moments import INV_SQRT_2PI, limit
 from covprop.layers import per_channel
 
 BLOCK = 262_144  # numbers a thread; 1 MiB in float32
+NOT_ZERO = 1.1e-30  # added to z, since gelu(z)/z has no value at 0
 
 
 def blocks(mean: Tensor) -> Iterator[slice]:
@@ -25,27 +30,29 @@ def blocks(mean: Tensor) -> Iterator[slice]:
         yield slice(start, start + images)
 
 
-def scaled_inverse(std: Tensor, mean: Tensor) -> Tensor:
-    """1/(√2·s), shaped for `mean`, so that y = mean · inverse = z/√2."""
-    return per_channel(SQRT_HALF / std.clamp_min(torch.finfo(std.dtype).tiny), mean)
+class Normal:
+    """Φ(z) and c·φ(z) for z = x/s, block by block; c is a number a channel."""
 
+    def __init__(self, mean: Tensor, std: Tensor, factor: Tensor) -> None:
+        self.inverse = per_channel(std.clamp_min(torch.finfo(std.dtype).tiny).reciprocal(), mean)
+        self.log_factor = per_channel(torch.log2(INV_SQRT_2PI * factor), mean)
+        self.not_zero = std.new_tensor(NOT_ZERO)
+        self.bound = limit(std.dtype)
 
-def moments(x: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """erf(z/√2) = 2Φ(z) − 1 and exp(−z²/2) of one block."""
-    bound = SQRT_HALF * limit(inverse.dtype)
-    y = (x * inverse).clamp_(-bound, bound)
-    return torch.erf(y), y.square_().neg_().exp_()
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.addcmul(self.not_zero, x, self.inverse).clamp_(-self.bound, self.bound)
+        density = torch.addcmul(self.log_factor, z, z, value=-0.5 / math.log(2.0)).exp2_()
+        return F.gelu(z).div_(z), density
 
 
 def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
     """aμ + (1 − a)(μΦ(z) + sφ(z)) for std [channels] in float32 or wider."""
     out = torch.empty_like(mean)
-    inverse = scaled_inverse(std, mean)
-    s = per_channel(INV_SQRT_2PI * std, mean)
+    normal = Normal(mean, std, std)
     for part in blocks(mean):
         x = mean[part].to(std.dtype)
-        erf, value = moments(x, inverse)
-        value.mul_(s).addcmul_(x, erf.add_(1.0), value=0.5).clamp_min_(0.0)
+        cdf, value = normal(x)
+        value.addcmul_(x, cdf).clamp_min_(0.0)
         if slope:
             value.mul_(1 - slope).add_(x, alpha=slope)
         out[part] = value
@@ -57,12 +64,12 @@ def backward(mean: Tensor, std: Tensor, grad: Tensor, slope: float) -> tuple[Ten
     grad_mean = torch.empty_like(mean)
     grad_std = torch.zeros_like(std)
     dims = [0, *range(2, mean.ndim)]
-    inverse = scaled_inverse(std, mean)
+    normal = Normal(mean, std, torch.ones_like(std))
     for part in blocks(mean):
-        erf, density = moments(mean[part].to(std.dtype), inverse)
+        cdf, density = normal(mean[part].to(std.dtype))
         g = grad[part].to(std.dtype)
         grad_std += density.mul_(g).sum(dims)
-        # slope + (1 − slope)(1 + erf)/2 = (1 + slope)/2 + (1 − slope)/2 · erf
-        erf.mul_(0.5 * (1 - slope)).add_(0.5 * (1 + slope))
-        grad_mean[part] = erf.mul_(g)
-    return grad_mean, grad_std.mul_(INV_SQRT_2PI * (1 - slope))
+        if slope:
+            cdf.mul_(1 - slope).add_(slope)
+        grad_mean[part] = cdf.mul_(g)
+    return grad_mean, grad_std.mul_(1 - slope)
