@@ -36,7 +36,7 @@ from jobs import Job, Pace, at_length, read_wave, repeated, total_alone
 
 from covprop.bench import machine
 from covprop.errors import CovpropError
-from covprop.report.tables import duration
+from covprop.report.cells import duration
 from covprop.run import Run
 from covprop.train import load, train
 from covprop.train.checkpoint import write

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covprop import __version__
+from covprop.report.cells import Column, duration
 from covprop.report.style import OUTCOMES, line
 from covprop.report.summary import P_NAMES, Agreement, Curve, Summary
-from covprop.report.tables import Column, columns, duration
+from covprop.report.tables import columns
 
 # The drawing area of every plot: stretched to the page, while strokes keep their width.
 SIDE = 1000

@@ -90,7 +90,9 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
         raise InvalidInput(
             f"{path} holds no certification log; make one with `covprop certify {path}`."
         )
-    runs = sorted(config.parent for config in path.rglob("config.toml"))
+    configs = sorted(path.rglob("config.toml"))
+    # Runs with [labels] are judged by their accuracy; nobody certifies them.
+    runs = [config.parent for config in configs if "labels" not in read_config(config)[1]]
     certified = {log.parent for log in logs}
     warnings = [
         f"{run} is not certified yet and was left out; run `covprop certify {run}`."

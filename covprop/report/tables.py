@@ -5,21 +5,37 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from covprop.report.summary import P_NAMES, Interval, Summary
+from covprop.report.cells import (
+    ABSENT,
+    Cell,
+    Column,
+    as_float,
+    correlation_cell,
+    duration_cell,
+    interval_cell,
+    mean_cell,
+    number_cell,
+    samples_cell,
+)
+from covprop.report.seeds import Group, by_recipe
+from covprop.report.summary import P_NAMES, Summary
 
 NOTE = (
     "Certified accuracy in % at ℓ2 radius r; ACR: average certified radius; "
     "±: half the width of the 95 % bootstrap interval over the images (which says nothing about "
     "0 % and 100 %, so none is given there)."
 )
+SAMPLES_NOTE = (
+    " samples: noisy copies drawn of each image; of a sequential certification their mean, the "
+    "most it may draw, and δ, by how much all of those would be expected to raise a radius. α: the "
+    "probability with which a radius may be wrong."
+)
+SEEDS_NOTE = "Runs that differ in the seed alone: mean, and ± the standard deviation over the runs."
 P_NOTE = (
     "Share of all images in %: wrong, abstained, and correct by the lower confidence bound of p_A, "
     "the probability of the top class under noise."
@@ -28,25 +44,6 @@ AGREEMENT_NOTE = (
     "Estimated radii come from a closed form and certify nothing; their correlation with the "
     "certified radius runs over all images that have both, an abstention counting as radius 0."
 )
-ABSENT = "–"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What a reader sees, the interval's half-width, and what a click on the header sorts by."""
-
-    text: str
-    plus_minus: str = ""
-    value: float | None = None
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    cells: tuple[Cell, ...]
-    numeric: bool = True
-    radius: float | None = None  # set on the columns of certified accuracy
 
 
 def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column]:
@@ -59,19 +56,44 @@ def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column
         column("run", lambda s: Cell(s.certification.name), numeric=False),
         column("data", lambda s: Cell(s.certification.data or ABSENT), numeric=False),
         column("method", lambda s: Cell(s.certification.method or ABSENT), numeric=False),
-        column("σ", lambda s: _number(s.certification.sigma)),
-        column("ACR", lambda s: _interval(s.acr, 1, 3)),
+        column("σ", lambda s: number_cell(s.certification.sigma)),
+        column("ACR", lambda s: interval_cell(s.acr, 1, 3)),
         *(
             Column(
-                f"r={r:g}", tuple(_interval(s.certified[k], 100, 1) for s in summaries), radius=r
+                f"r={r:g}",
+                tuple(interval_cell(s.certified[k], 100, 1) for s in summaries),
+                radius=r,
             )
             for k, r in enumerate(radii)
         ),
-        column("abstain %", lambda s: _interval(s.abstain, 100, 1)),
-        column("images", lambda s: _number(len(s.certification.rows))),
-        column("training", lambda s: _duration(s.certification.train_seconds)),
+        column("abstain %", lambda s: interval_cell(s.abstain, 100, 1)),
+        column("images", lambda s: number_cell(len(s.certification.rows))),
+        column("samples", lambda s: samples_cell(s.certification)),
+        column("α", lambda s: number_cell(as_float(s.certification.meta.get("alpha")))),
+        column("training", lambda s: duration_cell(s.certification.train_seconds)),
     ]
     return [c for c in made if any(cell.text != ABSENT for cell in c.cells)]
+
+
+def seed_columns(radii: Sequence[float], groups: Sequence[Group]) -> list[Column]:
+    """Runs that differ in the seed alone, by columns: one row a recipe."""
+
+    def cells(values: Sequence[tuple[float, float]], scale: float, digits: int) -> tuple[Cell, ...]:
+        return tuple(
+            Cell(f"{scale * mean:.{digits}f}", f"±{scale * deviation:.{digits}f}", mean)
+            for mean, deviation in values
+        )
+
+    return [
+        Column("recipe", tuple(Cell(g.name) for g in groups), numeric=False),
+        Column("seeds", tuple(number_cell(len(g.members)) for g in groups)),
+        Column("ACR", cells([g.acr for g in groups], 1, 3)),
+        *(
+            Column(f"r={r:g}", cells([g.certified(k) for g in groups], 100, 1), radius=r)
+            for k, r in enumerate(radii)
+        ),
+        Column("training", tuple(duration_cell(g.train_seconds) for g in groups)),
+    ]
 
 
 def p_columns(summaries: Sequence[Summary]) -> list[Column]:
@@ -94,61 +116,26 @@ def agreement_columns(summaries: Sequence[Summary]) -> list[Column]:
     return [
         Column("run", tuple(Cell(s.certification.name) for s, _ in found), numeric=False),
         Column("estimator", tuple(Cell(a.estimator) for _, a in found), numeric=False),
-        Column("images", tuple(_number(len(a.certified)) for _, a in found)),
-        Column("mean certified", tuple(_mean(a.certified) for _, a in found)),
-        Column("mean estimated", tuple(_mean(a.estimated) for _, a in found)),
-        Column("Pearson", tuple(_correlation(a.pearson) for _, a in found)),
-        Column("Spearman", tuple(_correlation(a.spearman) for _, a in found)),
+        Column("images", tuple(number_cell(len(a.certified)) for _, a in found)),
+        Column("mean certified", tuple(mean_cell(a.certified) for _, a in found)),
+        Column("mean estimated", tuple(mean_cell(a.estimated) for _, a in found)),
+        Column("Pearson", tuple(correlation_cell(a.pearson) for _, a in found)),
+        Column("Spearman", tuple(correlation_cell(a.spearman) for _, a in found)),
     ]
-
-
-def _mean(values: NDArray[np.float64]) -> Cell:
-    return _number(round(float(values.mean()), 3))
-
-
-def _correlation(value: float) -> Cell:
-    return Cell(ABSENT) if math.isnan(value) else Cell(f"{value:.2f}", value=value)
 
 
 def tables(radii: Sequence[float], summaries: Sequence[Summary]) -> list[tuple[list[Column], str]]:
     """Every table of a report with the note below it; p_A and estimates only where known."""
-    made = [(columns(radii, summaries), NOTE)]
+    known = any(s.certification.samples or s.certification.meta for s in summaries)
+    made = [(columns(radii, summaries), NOTE + SAMPLES_NOTE * known)]
+    repeated = [group for group in by_recipe(summaries) if len(group.members) > 1]
+    if repeated:
+        made.append((seed_columns(radii, repeated), SEEDS_NOTE))
     if any(s.p_shares for s in summaries):
         made.append((p_columns(summaries), P_NOTE))
     if any(s.agreements for s in summaries):
         made.append((agreement_columns(summaries), AGREEMENT_NOTE))
     return made
-
-
-def _number(value: float | None) -> Cell:
-    return Cell(ABSENT) if value is None else Cell(f"{value:g}", value=value)
-
-
-def _interval(interval: Interval, scale: float, digits: int) -> Cell:
-    return Cell(
-        f"{scale * interval.value:.{digits}f}",
-        f"±{scale * interval.half:.{digits}f}" if interval.half > 0 else "",
-        interval.value,
-        interval,
-    )
-
-
-def duration(seconds: float) -> str:
-    """A span of time as people say it.
-
-    >>> duration(42.3), duration(754), duration(8100)
-    ('42.3 s', '12 min 34 s', '2 h 15 min')
-    """
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _duration(seconds: float | None) -> Cell:
-    return Cell(ABSENT) if seconds is None else Cell(duration(seconds), value=seconds)
 
 
 def print_table(table: Sequence[Column], note: str, console: Console) -> None:
@@ -224,6 +211,8 @@ _TEX = {
     "σ": r"$\sigma$",
     "ℓ": r"$\ell$",
     "±": r"$\pm$",
+    "δ": r"$\delta$",
+    "α": r"$\alpha$",
     "–": "--",
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }
@@ -260,12 +249,14 @@ def comma_separated(radii: Sequence[float], summaries: Sequence[Summary]) -> str
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     facts = ["name", "file", "data", "method", "sigma", "images", "train_seconds", "epochs"]
+    facts += ["mean_samples", "n", "alpha", "mode"]
     ends = [f"{name}{end}" for name in intervals for end in ("", "_low", "_high")]
     writer.writerow([*facts, *ends, *shares, "p_a_source"])
     for s in summaries:
         c = s.certification
         numbers = [end for interval in (s.acr, s.abstain, *s.certified) for end in interval]
         known = [c.name, c.path, c.data, c.method, c.sigma, len(c.rows), c.train_seconds, c.epochs]
+        known += [c.samples, *(c.meta.get(key) for key in ("n", "alpha", "mode"))]
         row = [*known, *numbers, *(s.p_shares or [None] * len(P_NAMES)), c.p_source]
         writer.writerow(["" if fact is None else fact for fact in row])
     return out.getvalue()

@@ -152,3 +152,13 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
     make_run(tmp_path / "a\x1b[31mb")
     assert read([tmp_path])[0][0].name == "a\N{REPLACEMENT CHARACTER}[31mb"
+
+
+def test_runs_with_noisy_labels_are_not_asked_for_certificates(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    for name, text in (("b", "[labels]\nname = 'pair'\n"), ("c", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(text)
+    _, warnings = read([tmp_path])
+    assert len(warnings) == 1
+    assert str(tmp_path / "c") in warnings[0]

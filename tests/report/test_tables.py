@@ -1,17 +1,18 @@
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 from certifications import add_estimates, draw_rows, make_run, tsv
 from rich.console import Console
 
+from covprop.report.cells import duration
 from covprop.report.read import read
 from covprop.report.summary import Summary, summarize
 from covprop.report.tables import (
     columns,
     comma_separated,
-    duration,
     estimates_csv,
     latex,
     markdown,
@@ -130,3 +131,18 @@ def test_no_estimate_is_called_certified(made: Made) -> None:
     assert "mean estimated" in titles
     assert "certify nothing" in note
     assert not any("estimated" in c.title for c in columns(*made))
+
+
+def test_each_row_tells_its_samples(tmp_path: Path) -> None:
+    fixed, sequential = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 2)
+    facts = {"sigma": 0.25, "n": 100_000, "alpha": 0.001, "mode": "hard"}
+    fixed.with_suffix(".json").write_text(json.dumps(facts))
+    facts["mode"] = "hard, sequential to within 0.05"
+    sequential.with_suffix(".json").write_text(json.dumps(facts))
+    (tmp_path / "log.tsv").write_text(tsv(draw_rows(1, 0.25)))
+    radii, summaries = summarize(read([tmp_path])[0])
+    table = {c.title: [cell.text for cell in c.cells] for c in columns(radii, summaries)}
+    # The journals of both say 1,000 samples for every image.
+    assert sorted(table["samples"]) == ["1,000 of 100,000, δ 0.05", "100,000", "–"]
+    assert sorted(table["α"]) == ["0.001", "0.001", "–"]
+    assert "samples" in tables(radii, summaries)[0][1]

@@ -1,0 +1,53 @@
+import statistics
+from pathlib import Path
+
+import pytest
+from certifications import make_run
+
+from covprop.report.read import read
+from covprop.report.seeds import by_recipe
+from covprop.report.summary import summarize
+from covprop.report.tables import tables
+
+
+def seeded(folder: Path, seed: int, text: str = "lr = 0.1") -> Path:
+    log = make_run(folder, seed)
+    with (folder / "config.toml").open("a") as file:
+        file.write(f"\n[train]\n{text}\nseed = {seed}\n")
+    return log
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_recipe(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        seeded(tmp_path / f"a-seed{seed}", seed)
+    seeded(tmp_path / "b-seed1", 1, "lr = 0.2")
+    longer = seeded(tmp_path / "c-seed1", 1)
+    longer.with_suffix(".json").write_text('{"sigma": 0.25, "n": 5000, "alpha": 0.001}')
+    seeded(tmp_path / "elsewhere" / "a-seed4", 4)
+    radii, summaries = summarize(read([tmp_path])[0])
+    groups = {group.name: group for group in by_recipe(summaries) if len(group.members) > 1}
+    assert list(groups) == ["a"]
+    assert len(by_recipe(summaries)) == 4
+    group = groups["a"]
+    values = [
+        s.acr.value for s in summaries if s.certification.name in ("a-seed1", "a-seed2", "a-seed3")
+    ]
+    assert len(values) == len(group.members) == 3
+    assert group.acr == (
+        pytest.approx(statistics.mean(values)),
+        pytest.approx(statistics.stdev(values)),
+    )
+    assert group.train_seconds == 4.5
+    table, note = tables(radii, summaries)[1]
+    assert [c.cells[0].text for c in table[:2]] == ["a", "3"]
+    assert table[2].cells[0].text == f"{statistics.mean(values):.3f}"
+    assert table[2].cells[0].plus_minus == f"±{statistics.stdev(values):.3f}"
+    assert "standard deviation" in note
+
+
+def test_bare_logs_stay_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        log = make_run(tmp_path / name, 1)
+        (log.parent / "config.toml").unlink()
+    _, summaries = summarize(read([tmp_path])[0])
+    assert [len(group.members) for group in by_recipe(summaries)] == [1, 1]
