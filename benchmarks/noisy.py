@@ -29,7 +29,6 @@ from pathlib import Path
 from covprop import data
 from covprop.bench import machine
 from covprop.noisy import compare
-from covprop.run import Run
 from covprop.train import load, shipped
 from covprop.train.checkpoint import write
 from covprop.train.distributed import world
@@ -116,9 +115,10 @@ def epoch_seconds(options: argparse.Namespace, recipe: str) -> float:
         checked = with_facts(checked, split)
         noisy, labels = with_labels(checked, split, here)
         Trainer(checked, Path(folder), noisy, test, here, None, labels).fit()
-        rows = Run(folder).metrics()
+        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     gc.collect()  # a trainer holds itself; its memory on the device is for the next one
-    return (rows[2]["seconds"] - rows[1]["seconds"]) * (len(whole) // size) / (few // size)
+    _, before, after = (json.loads(line)["seconds"] for line in lines)
+    return float(after - before) * (len(whole) // size) / (few // size)
 
 
 def start(options: argparse.Namespace, method: str, seed: int) -> subprocess.Popen[bytes]:

@@ -242,7 +242,7 @@ HALVED = ("from_epoch", "refresh", "pretrain")
 
 def noisy(data: str, method: str) -> Config:
     """One experiment with 45 % pair flips."""
-    small = data == "digits"
+    small, cifar = data == "digits", data.startswith("cifar")
     options = dict(NOISY[method])
     if options["name"] == "radius":
         options.setdefault("weight", 0.5)
@@ -251,8 +251,8 @@ def noisy(data: str, method: str) -> Config:
     config: Config = {
         "data": {"name": data},
         "labels": {"name": "pair", "rate": 0.45, "seed": 0},
-        "model": {"name": "lenet", "width": 16} if small else {"name": "cnn9"},
-        "noise": {"sigma": 0.1 if small or data.startswith("cifar") else 0.25},
+        "model": {"name": "cnn9"} if cifar else {"name": "lenet", "width": 16 if small else 32},
+        "noise": {"sigma": 0.1 if small or cifar else 0.25},
         "method": options,
         "train": {
             "epochs": 100 if small else 200,
@@ -265,7 +265,7 @@ def noisy(data: str, method: str) -> Config:
             "late_beta1": 0.1,
         },
     }
-    if not small:
+    if cifar:
         config["train"] |= {"precision": "bf16", "channels_last": True}
     return config
 

@@ -1,0 +1,60 @@
+"""The grid of noisy-label runs: schedules in proportion, and what is brought home."""
+
+import argparse
+import importlib.util
+import json
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from covprop.train import load, shipped
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "noisy.py"
+RECIPES = [name for name in shipped() if name.startswith("noisy/")]
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmarks_noisy", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+noisy = script()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_shorter_run_goes_through_the_same_phases(recipe: str) -> None:
+    whole, short = load(recipe), load(recipe, noisy.shortened(recipe, 20))
+    assert short.train.epochs == 20
+    assert short.train.decay_from == round(20 * whole.train.decay_from / whole.train.epochs)
+    for key, value in whole.method.items():
+        if key in noisy.SCALED and value:
+            assert short.method[key] == max(1, round(20 * value / whole.train.epochs))
+        else:
+            assert short.method[key] == value
+    assert noisy.shortened(recipe, None) == []
+
+
+def test_the_archive_has_no_weights(tmp_path: Path) -> None:
+    out = tmp_path / "digits-pair-0.45"
+    run = out / "plain-seed0"
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text('[data]\nname = "digits"\n[model]\nname = "lenet"\n')
+    row = {"epoch": 1, "seconds": 2.0, "test_accuracy_clean": 0.5, "label_precision": 0.6}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    summary = {"test_accuracy_mean": 0.5, "test_accuracy_std": 0.0, "label_precision": 0.6}
+    (run / "summary.json").write_text(json.dumps(summary | {"epochs": 1, "suspects": {}}))
+    (run / "state.pt").write_bytes(b"large")
+    options = argparse.Namespace(dataset="digits", out=out, archive=tmp_path / "a.tar.gz")
+    noisy.tell_machine(options)
+    noisy.conclude(options)
+    with tarfile.open(options.archive) as archive:
+        names = {name.removeprefix("digits-pair-0.45/") for name in archive.getnames()}
+    kept = {f"plain-seed0/{name}" for name in ("config.toml", "metrics.jsonl", "summary.json")}
+    assert names == {"README.md", "curves.png", "machine.json"} | kept
+    assert "| plain | 1 | 0.500 ± 0.000 | 1 | 0.600 |" in (out / "README.md").read_text()
