@@ -145,25 +145,51 @@ class Question:
     """What a sequential certificate must answer before it may stop.
 
     `delta`: going on to all n samples is expected to certify at most delta more. `at_least`:
-    whether the radius reaches this value.
+    whether the radius reaches this value, or which of these values.
     """
 
     delta: float | None = None
-    at_least: float | None = None
+    at_least: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.delta is None) == (self.at_least is None):
+        if (self.delta is None) == (not self.at_least):
             raise InvalidInput("a sequential certificate needs either delta or at_least, not both")
-        value = self.delta if self.delta is not None else self.at_least
-        if value is None or not (math.isfinite(value) and value > 0):
-            raise InvalidInput(f"delta and at_least are positive radii, not {value}")
+        for value in self.at_least if self.delta is None else (self.delta,):
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInput(f"delta and at_least are positive radii, not {value}")
 
     def answered(self, low: Floats, high: Floats, final: Floats) -> NDArray[np.bool_]:
         """Whether a radius between low and high, `final` after n samples, is answer enough."""
         if self.delta is not None:
             return final - low <= self.delta
-        assert self.at_least is not None
-        return (low >= self.at_least) | (high < self.at_least)
+        radii = np.array(self.at_least)
+        return np.all((low[..., None] >= radii) | (high[..., None] < radii), axis=-1)
+
+
+def judge(
+    tally: Tally,
+    plan: Looks,
+    alpha: float,
+    lower: Floats,
+    upper: Floats,
+    *,
+    sigma: float,
+    question: Question | None,
+    soft: bool,
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """One look that may spend alpha: the bounds on p_A so far, and which images have their answer.
+
+    Without a question only the last look answers.
+    """
+    n, total = plan.sizes[-1], sum(plan.alphas)
+    lower = np.maximum(lower, tally.lower(alpha))
+    if question is None:
+        return lower, upper, np.full(lower.shape, tally.n == n)
+    upper = np.minimum(upper, tally.upper(alpha))
+    # What n samples would certify if the class came up as often as it still may.
+    final = np.maximum(best_lower(upper, n, total, soft=soft), lower)
+    radii = (certified_radius(p, sigma) for p in (lower, upper, final))
+    return lower, upper, question.answered(*radii) | (tally.n == n)
 
 
 def run_looks(
@@ -181,7 +207,6 @@ def run_looks(
     the lower bound on p_A, the count and the number of samples of every image. P(bound > p_A) is
     at most Σ α_k; so is, apart from it, the probability of having stopped too early.
     """
-    n, total = plan.sizes[-1], sum(plan.alphas)
     lower, upper = np.zeros(images), np.ones(images)
     count, used = np.zeros(images, np.int64), np.zeros(images, np.int64)
     active = np.arange(images)
@@ -190,11 +215,9 @@ def run_looks(
             break
         tally = draw(size, active)
         count[active], used[active] = tally.count, size
-        lower[active] = np.maximum(lower[active], tally.lower(alpha))
-        if question is not None:
-            upper[active] = np.minimum(upper[active], tally.upper(alpha))
-            # What n samples would certify if the class came up as often as it still may.
-            final = np.maximum(best_lower(upper[active], n, total, soft=soft), lower[active])
-            radii = (certified_radius(p, sigma) for p in (lower[active], upper[active], final))
-            active = active[~question.answered(*radii)]
+        lower[active], upper[active], answered = judge(
+            tally, plan, alpha, lower[active], upper[active],
+            sigma=sigma, question=question, soft=soft,
+        )  # fmt: skip
+        active = active[~answered]
     return lower, count, used

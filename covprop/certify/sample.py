@@ -4,6 +4,7 @@ The host only hands out work: counts stay on the device and are read once a look
 waited for between two forward passes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,8 +16,12 @@ from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
+from covprop.certify.philox import add_noise
 from covprop.errors import InvalidInput
 from covprop.mode import switched
+from covprop.noise import seed_of
+
+PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,21 @@ class Tallies:
 
 @dataclass
 class _Stage:
-    """One purpose's streams and what was counted from them so far."""
+    """One purpose's streams (keys, where noise is a function) and what was counted from them."""
 
-    streams: Streams
+    streams: Streams | Tensor
     counts: Tensor
     total: Tensor
     square: Tensor
     drawn: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def blocks_a_pass(image_shape: Sequence[int], batch_size: int | None) -> int:
+    """How many blocks of samples a forward pass on a GPU takes; by default about 2²¹ pixels."""
+    block = block_size(tuple(image_shape))
+    if batch_size is None:
+        batch_size = max(128, min(4096, 2**21 // math.prod(image_shape[1:])))
+    return max(1, batch_size // block)
 
 
 class Sampler:
@@ -64,7 +77,7 @@ class Sampler:
         x: Tensor,
         sigma: float,
         num_classes: int | None,
-        batch_size: int,
+        batch_size: int | None,
         index: int | Sequence[int] | Tensor | None,
         seed: int,
         device: torch.device | str | None,
@@ -73,15 +86,16 @@ class Sampler:
         value_range: tuple[float, float] | None,
     ) -> None:
         check_images(x, value_range)
-        self.device = _device(model, x, device)
+        self.device = choose_device(model, x, device)
         self.model, self.sigma, self.seed, self.soft, self.dtype = model, sigma, seed, soft, dtype
-        self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32)
+        self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images = len(self.x)
-        self.index = _index(index, self.images)
+        self.index = as_index(index, self.images)
         self.block = block_size(tuple(self.x.shape[1:]))
         # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
         # more would only leave the cache.
-        blocks = 1 if self.device.type == "cpu" else max(1, batch_size // self.block)
+        self.width = blocks_a_pass(self.x.shape[1:], batch_size)
+        blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
         self.stages: dict[str, _Stage] = {}
         self.num_classes = num_classes
@@ -106,7 +120,7 @@ class Sampler:
         """Outcomes of the active images after `size` samples each of this purpose's streams."""
         stage = self._stage(purpose)
         jobs = [
-            (i, min(self.block, size - start))
+            (i, start, min(self.block, size - start))
             for i in active.tolist()
             for start in range(int(stage.drawn[i]), size, self.block)
         ]
@@ -131,13 +145,7 @@ class Sampler:
         if purpose not in self.stages:
             k = self.num_classes or 0
             self.stages[purpose] = _Stage(
-                Streams(
-                    self.index,
-                    seed=self.seed,
-                    purpose=purpose,
-                    sigma=self.sigma,
-                    device=self.device,
-                ),
+                self._streams(purpose),
                 torch.zeros(self.images, k + 1, dtype=torch.int64, device=self.device),
                 torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
                 torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
@@ -145,14 +153,25 @@ class Sampler:
             )
         return self.stages[purpose]
 
-    def _pass(self, stage: _Stage, jobs: list[tuple[int, int]]) -> None:
+    def _streams(self, purpose: str) -> Streams | Tensor:
+        if self.device.type in PHILOX:
+            keys = [seed_of(self.seed, "certify", purpose, i) for i in self.index]
+            return torch.tensor(keys, dtype=torch.int64, device=self.device)
+        return Streams(
+            self.index, seed=self.seed, purpose=purpose, sigma=self.sigma, device=self.device
+        )
+
+    def _pass(self, stage: _Stage, jobs: list[tuple[int, int, int]]) -> None:
         """One forward pass over whole blocks; of a block's samples the first `m` count."""
         noisy = self.noisy[: len(jobs) * self.block]
-        blocks = noisy.unflatten(0, (len(jobs), self.block))
-        for block, (i, _) in zip(blocks, jobs, strict=True):
-            stage.streams.fill(block, i)
-        owner, taken = torch.tensor(jobs).T.to(self.device, non_blocking=True)
-        blocks += self.x[owner].unsqueeze(1)
+        owner, first, taken = torch.tensor(jobs).T.to(self.device, non_blocking=True)
+        if isinstance(stage.streams, Tensor):
+            add_noise(noisy, self.x, stage.streams, owner, first, self.sigma)
+        else:
+            blocks = noisy.unflatten(0, (len(jobs), self.block))
+            for block, (i, _, _) in zip(blocks, jobs, strict=True):
+                stage.streams.fill(block, i)
+            blocks += self.x[owner].unsqueeze(1)
         logits = self._logits(noisy)
         k = logits.shape[1]
         outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
@@ -218,16 +237,18 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
         )
 
 
-def _device(
+def choose_device(
     model: Callable[[Tensor], Tensor], x: Tensor, device: torch.device | str | None
 ) -> torch.device:
+    """The one given, else where the model's tensors are, else where the images are."""
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
     return torch.device(x.device if device is None else device)
 
 
-def _index(index: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
+def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
+    """The images' names: 0, 1, … unless given."""
     if index is None:
         return list(range(images))
     given = [index] if isinstance(index, int) else [int(i) for i in index]

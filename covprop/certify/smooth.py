@@ -7,7 +7,7 @@ fresh ones, and certify the ℓ2 radius σ Φ⁻¹(p_A) or abstain.
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -17,7 +17,9 @@ from scipy.special import betainc
 from torch import Tensor
 
 from covprop.certify.bounds import (
+    Floats,
     Ints,
+    Looks,
     Question,
     Tally,
     best_lower,
@@ -26,8 +28,9 @@ from covprop.certify.bounds import (
     run_looks,
     sample_warning,
 )
-from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
-from covprop.certify.sample import Sampler
+from covprop.certify.each import Certifying, Predicting, Source, Way, settle, stack
+from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
+from covprop.certify.sample import as_index, check_images, choose_device
 from covprop.errors import InvalidInput
 
 ABSTAIN = -1
@@ -78,15 +81,17 @@ def certify(
     n: int = 100_000,
     alpha: float = 0.001,
     num_classes: int | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     index: int | Sequence[int] | Tensor | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     soft: bool = False,
     delta: float | None = None,
-    at_least: float | None = None,
+    at_least: float | Sequence[float] | None = None,
     value_range: tuple[float, float] | None = (0.0, 1.0),
+    fast: bool | None = None,
+    compiled: bool | None = None,
 ) -> Certificate:
     """Certify images [c, h, w] or [b, c, h, w] against ℓ2 perturbations.
 
@@ -97,12 +102,16 @@ def certify(
     `index` names the images (default 0, 1, …): noise is a function of (seed, index), so a row does
     not depend on which others were certified with it. In float32 on the CPU, with the same number
     of threads, rows are identical; elsewhere they are equal up to rounding in the network.
-    `batch_size` counts samples in one forward pass on a GPU; the CPU always runs one block.
-    `dtype=torch.bfloat16` runs the network under autocast.
+    `batch_size` counts samples in one forward pass on a GPU (default by image size, 2048 for
+    32 × 32); the CPU always runs one block. `dtype=torch.bfloat16` runs the network under autocast.
 
     `delta` or `at_least` make it sequential: samples are drawn until the radius is known within
-    delta, or until it is known whether it reaches at_least, n at most. `soft=True` certifies the
-    classifier that averages softmax probabilities instead of votes (Salman et al. 2019).
+    delta, or until it is known whether it reaches at_least (one radius, or each of several), n at
+    most. `soft=True` certifies the classifier that averages softmax probabilities instead of votes
+    (Salman et al. 2019).
+
+    On a GPU passes are replayed as one CUDA graph, and compiled first where the work is long
+    enough, or if `compiled` says so; `fast=False` runs plain passes on the same noise.
 
     >>> import covprop, torch
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)
@@ -113,21 +122,65 @@ def certify(
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
-    with Sampler(
-        model, x, sigma, num_classes, batch_size, index, seed, device, dtype, soft, value_range
-    ) as sampler:
-        everyone = np.arange(sampler.images)
-        guess = sampler.tally(SELECT, everyone, n0).argmax()
+    check_images(x, value_range)
+    images = x if x.ndim == 4 else x[None]
+    names = as_index(index, len(images))
+    step = block_size(tuple(images.shape[1:]))
+    plan = looks(n, alpha, sequential=question is not None, step=step)
+    way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
+    if len(images) and on_fast_path(model, images, device, fast):
+        source = zip(names, images, strict=True)
+        done = certify_queue(model, source, n0, plan, question, way, len(images))
+        found = _in_order(list(done))
+    else:
+        found = _certify(model, images, names, n0, plan, question, way)
+    return _first(found) if x.ndim == 3 else found
+
+
+def _certify(
+    model: Classifier,
+    images: Tensor,
+    names: list[int],
+    n0: int,
+    plan: Looks,
+    question: Question | None,
+    way: Way,
+) -> Certificate:
+    with way.sampler(model, images, names) as sampler:
+        guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
 
         def draw(size: int, active: Ints) -> Tally:
             return sampler.tally(ESTIMATE, active, size).of(guess[active])
 
-        plan = looks(n, alpha, sequential=question is not None, step=sampler.block)
         lower, count, used = run_looks(
-            draw, sampler.images, plan, sigma=sigma, question=question, soft=soft
+            draw, sampler.images, plan, sigma=way.sigma, question=question, soft=way.soft
         )
         nan = sampler.nan(ESTIMATE)
-    certificate = Certificate(
+    return _certificate(guess, lower, count, used, nan, way.sigma)
+
+
+def certify_queue(
+    model: Classifier,
+    source: Source,
+    n0: int,
+    plan: Looks,
+    question: Question | None,
+    way: Way,
+    count: int,
+) -> Iterator[tuple[list[int], Certificate]]:
+    """Certificates of the `count` images of a source as they come, each with its place in it."""
+    procedure = Certifying(n0, plan, sigma=way.sigma, question=question, soft=way.soft)
+    # A sequential certificate takes a fraction that nobody knows beforehand.
+    samples = count * plan.sizes[-1] // (1 if question is None else 8)
+    for images in settle(model, source, procedure, way, samples):
+        found = _certificate(*procedure.found(images), way.sigma)
+        yield [image.number for image in images], found
+
+
+def _certificate(
+    guess: Ints, lower: Floats, count: Ints, used: Ints, nan: Ints, sigma: float
+) -> Certificate:
+    return Certificate(
         prediction=torch.from_numpy(np.where(lower < 0.5, ABSTAIN, guess)),
         radius=torch.from_numpy(certified_radius(lower, sigma)),
         p_lower=torch.from_numpy(lower),
@@ -135,7 +188,6 @@ def certify(
         n=torch.from_numpy(used),
         nan=torch.from_numpy(nan),
     )
-    return _first(certificate) if x.ndim == 3 else certificate
 
 
 def predict(
@@ -146,12 +198,14 @@ def predict(
     n: int = 100_000,
     alpha: float = 0.001,
     num_classes: int | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
     index: int | Sequence[int] | Tensor | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     value_range: tuple[float, float] | None = (0.0, 1.0),
+    fast: bool | None = None,
+    compiled: bool | None = None,
 ) -> Prediction:
     """The smoothed classifier's class, or −1 where n samples cannot tell the top two apart.
 
@@ -159,24 +213,58 @@ def predict(
     g(x) is returned with probability at most alpha. The arguments are those of `certify`.
     """
     check_options(sigma, 1, n, alpha)
-    with Sampler(
-        model, x, sigma, num_classes, batch_size, index, seed, device, dtype, False, value_range
-    ) as sampler:
-        counts = sampler.tally(PREDICT, np.arange(sampler.images), n).counts
+    check_images(x, value_range)
+    images = x if x.ndim == 4 else x[None]
+    names = as_index(index, len(images))
+    way = Way(sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled)
+    if len(images) and on_fast_path(model, images, device, fast):
+        source = zip(names, images, strict=True)
+        found = _in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
+    else:
+        with way.sampler(model, images, names) as sampler:
+            counts = sampler.tally(PREDICT, np.arange(sampler.images), n).counts
+        found = _prediction(counts, n, alpha)
+    return _first(found) if x.ndim == 3 else found
+
+
+def predict_queue(
+    model: Classifier, source: Source, n: int, alpha: float, way: Way, count: int
+) -> Iterator[tuple[list[int], Prediction]]:
+    """Predictions of the `count` images of a source as they come, each with its place in it."""
+    for images in settle(model, source, Predicting(n), way, count * n):
+        counts = stack([image.tally for image in images if image.tally is not None]).counts
+        yield [image.number for image in images], _prediction(counts, n, alpha)
+
+
+def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
     # NaN is an outcome like any other here; where it comes first, there is nothing to predict.
     order = np.argsort(-counts, axis=1, kind="stable")[:, :2]
     first, second = np.take_along_axis(counts, order, 1).T
     # P(Binomial(a + b, 1/2) ≥ a), doubled: at 1/2 the two tails of the exact test are equal.
     sure = 2.0 * betainc(np.maximum(first, 1), second + 1, 0.5) <= alpha
     is_class = order[:, 0] < counts.shape[1] - 1
-    prediction = Prediction(
+    return Prediction(
         prediction=torch.from_numpy(np.where(sure & is_class, order[:, 0], ABSTAIN)),
         count=torch.from_numpy(first.copy()),
         runner_up=torch.from_numpy(second.copy()),
         n=torch.full((len(counts),), n),
         nan=torch.from_numpy(counts[:, -1].copy()),
     )
-    return _first(prediction) if x.ndim == 3 else prediction
+
+
+def on_fast_path(
+    model: Classifier, x: Tensor, device: torch.device | str | None, fast: bool | None
+) -> bool:
+    """Whether passes are replayed: as told, else on a GPU."""
+    return choose_device(model, x, device).type == "cuda" if fast is None else fast
+
+
+def _in_order(parts: list[tuple[list[int], Result]]) -> Result:
+    """The parts put together, in the order of the places they come with."""
+    order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+    first = parts[0][1]
+    whole = {f.name: torch.cat([getattr(part, f.name) for _, part in parts]) for f in fields(first)}
+    return replace(first, **{name: value[order] for name, value in whole.items()})
 
 
 def _first(result: Result) -> Result:
@@ -191,7 +279,7 @@ def check_options(
     *,
     soft: bool = False,
     delta: float | None = None,
-    at_least: float | None = None,
+    at_least: float | Sequence[float] | None = None,
 ) -> Question | None:
     """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
     if not (math.isfinite(sigma) and sigma > 0):
@@ -202,10 +290,12 @@ def check_options(
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
     if delta is None and at_least is None:
         return None
+    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
     largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
-    if at_least is not None and at_least > largest:
-        raise InvalidInput(
-            f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
-            f"{at_least:g} is out of reach; take more samples"
-        )
-    return Question(delta=delta, at_least=at_least)
+    for radius in asked:
+        if radius > largest:
+            raise InvalidInput(
+                f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
+                f"{radius:g} is out of reach; take more samples"
+            )
+    return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))

@@ -1,7 +1,7 @@
 """`covprop certify`: a run or a checkpoint in, a certification log out."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,9 +9,10 @@ import typer
 from covprop.cli import options
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from covprop.certify import Certificate
     from covprop.certify.records import Row
-    from covprop.data import Batch
 
 DELTA = 0.05
 
@@ -33,7 +34,11 @@ def certify(
         typer.Option(help="Sequential: know the radius to within this.", show_default=str(DELTA)),
     ] = None,
     at_least: Annotated[
-        float | None, typer.Option(help="Sequential: know whether the radius reaches this.")
+        list[float] | None,
+        typer.Option(
+            help="Sequential: know whether the radius reaches this. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     soft: Annotated[
         bool,
@@ -42,7 +47,9 @@ def certify(
     bf16: options.Bf16 = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    batch: options.Batch = 1024,
+    batch: options.Batch = None,
+    fast: options.Fast = None,
+    compiled: options.Compiled = None,
     data: options.Data = None,
     out: options.Out = None,
     arch: options.Arch = None,
@@ -56,6 +63,7 @@ def certify(
     covprop certify RUN --n 10000 --max 100          a quick look
     covprop certify RUN --sequential --delta 0.05    the radius to within 0.05
     covprop certify RUN --at-least 0.5               only: is it at least 0.5?
+    covprop certify RUN --at-least .25 --at-least .5 --at-least .75
     torchrun --nproc-per-node=8 -m -- covprop certify RUN --n 10000
     covprop certify net.pth --arch cifar_resnet110 --dataset cifar10 --sigma 0.25
 
@@ -68,17 +76,18 @@ def certify(
     """
     import torch
 
-    from covprop.certify import SampleWarning, smooth
+    from covprop.certify import SampleWarning, certify_each, smooth
     from covprop.certify.bounds import sample_warning
     from covprop.certify.records import Row
     from covprop.cli import smoothing
 
-    if sequential and delta is None and at_least is None:
+    radii = tuple(at_least) if at_least else None
+    if sequential and delta is None and radii is None:
         delta = DELTA
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
     where = smoothing.choose_device(device)
-    smooth.check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
+    smooth.check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii)
     images = smoothing.load_images(subject, split, data)
     positions = smoothing.choose_positions(images, subject.dataset, skip, most)
     if message := sample_warning(n, alpha, level, soft=soft):
@@ -86,34 +95,37 @@ def certify(
     asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
     precision = "bfloat16" if bf16 else "float32"
     settings = smoothing.settings_of(
-        subject, split, **asked, mode=_mode(soft, delta, at_least), precision=precision
+        subject, split, **asked, mode=_mode(soft, delta, radii), precision=precision
     )
     model = subject.model.to(where)
 
-    def evaluate(index: list[int], group: "Batch", seconds: Callable[[], float]) -> list["Row"]:
+    def evaluate(
+        source: "Iterator[tuple[int, Tensor]]", count: int
+    ) -> "Iterator[tuple[list[int], Certificate]]":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SampleWarning)
-            found = smooth.certify(
+            yield from certify_each(
                 model,
-                group.x,
+                source,
+                count,
                 num_classes=subject.num_classes,
                 batch_size=batch,
-                index=index,
                 device=where,
                 dtype=torch.bfloat16 if bf16 else None,
                 soft=soft,
                 delta=delta,
-                at_least=at_least,
+                at_least=radii,
+                fast=fast,
+                compiled=compiled,
                 **asked,
             )
-        return _rows(index, group.y.tolist(), found, seconds())
 
     path = out or subject.log_path("certify", level)
     rows = smoothing.fill_log(
-        path, settings, Row, images, positions, batch=batch, device=where, evaluate=evaluate
+        path, settings, Row, images, positions, device=where, evaluate=evaluate, rows=_rows
     )
     if rows is not None:
-        typer.echo(f"{summary(rows, at_least)}\n{path}")
+        typer.echo(f"{summary(rows, radii)}\n{path}")
 
 
 def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:
@@ -136,16 +148,16 @@ def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: fl
     ]
 
 
-def _mode(soft: bool, delta: float | None, at_least: float | None) -> str:
+def _mode(soft: bool, delta: float | None, at_least: Sequence[float] | None) -> str:
     parts = ["soft" if soft else "hard"]
     if delta is not None:
         parts.append(f"sequential to within {delta:g}")
     if at_least is not None:
-        parts.append(f"sequential, at least {at_least:g}")
+        parts.append(f"sequential, at least {', '.join(f'{r:g}' for r in at_least)}")
     return ", ".join(parts)
 
 
-def summary(rows: "list[Row]", at_least: float | None = None) -> str:
+def summary(rows: "list[Row]", at_least: Sequence[float] | None = None) -> str:
     """ACR, certified accuracy at 0, 0.25, …, abstentions, samples, seconds, and NaN if any.
 
     Where only "at least r?" was asked the radii are no more than what that took, so ACR and the
@@ -153,7 +165,7 @@ def summary(rows: "list[Row]", at_least: float | None = None) -> str:
     """
     count = len(rows)
     largest = max(row.radius * row.correct for row in rows)
-    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)] if at_least is None else [at_least]
+    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)] if at_least is None else at_least
     shares = [sum(row.correct and row.radius >= r for row in rows) / count for r in radii]
     table = "  ".join(f"{r:g}: {share:.3f}" for r, share in zip(radii, shares, strict=True))
     acr = sum(row.correct * row.radius for row in rows) / count

@@ -23,7 +23,28 @@ Split = Annotated[str, typer.Option(help="test or train.")]
 Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="Run the network in bfloat16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-Batch = Annotated[int, typer.Option(help="Samples in one forward pass on a GPU.")]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        help="Samples in one forward pass on a GPU.", show_default="by image size; 32 px: 2048"
+    ),
+]
+Fast = Annotated[
+    bool | None,
+    typer.Option(
+        "--fast/--no-fast",
+        help="Replay passes of one shape as a CUDA graph, or run them plainly on the same noise.",
+        show_default="fast on a GPU",
+    ),
+]
+Compiled = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Compile the fast passes (half a minute, then faster).",
+        show_default="where the work is long enough",
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder of the data sets.", show_default="$COVPROP_DATA, else ./data"),

@@ -1,6 +1,6 @@
 """`covprop predict`: what the smoothed classifier says, on a data set or on image files."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from covprop.certify import Prediction
     from covprop.certify.records import PredictRow
-    from covprop.data import Batch
 
 
 def predict(
@@ -31,7 +30,9 @@ def predict(
     bf16: options.Bf16 = False,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    batch: options.Batch = 1024,
+    batch: options.Batch = None,
+    fast: options.Fast = None,
+    compiled: options.Compiled = None,
     data: options.Data = None,
     out: options.Out = None,
     arch: options.Arch = None,
@@ -50,47 +51,38 @@ def predict(
     """
     import torch
 
-    from covprop.certify import smooth
+    from covprop.certify import predict_each, smooth
     from covprop.certify.records import PredictRow
     from covprop.cli import smoothing
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
     where = smoothing.choose_device(device)
-    asked: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
+    question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
     smooth.check_options(level, 1, n, alpha)
     model = subject.model.to(where)
 
-    def answer(x: "Tensor", index: list[int]) -> "Prediction":
-        return smooth.predict(
-            model,
-            x,
-            num_classes=subject.num_classes,
-            batch_size=batch,
-            index=index,
-            device=where,
-            dtype=torch.bfloat16 if bf16 else None,
-            **asked,
-        )
-
+    asked = {"num_classes": subject.num_classes, "batch_size": batch, "device": where, **question}
+    asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
         x = smoothing.read_pictures(pictures, subject.image_shape)
-        _show(pictures, answer(x, list(range(len(x)))), smoothing.class_names(subject))
+        _show(pictures, smooth.predict(model, x, **asked), smoothing.class_names(subject))
         return
     images = smoothing.load_images(subject, split, data)
     positions = smoothing.choose_positions(images, subject.dataset, skip, most)
     precision = "bfloat16" if bf16 else "float32"
-    settings = smoothing.settings_of(subject, split, **asked, mode="predict", precision=precision)
+    settings = smoothing.settings_of(
+        subject, split, **question, mode="predict", precision=precision
+    )
 
     def evaluate(
-        index: list[int], group: "Batch", seconds: Callable[[], float]
-    ) -> list["PredictRow"]:
-        found = answer(group.x, index)
-        return _rows(index, group.y.tolist(), found, seconds())
+        source: "Iterator[tuple[int, Tensor]]", count: int
+    ) -> "Iterator[tuple[list[int], Prediction]]":
+        return predict_each(model, source, count, **asked)
 
     path = out or subject.log_path("predict", level)
     rows = smoothing.fill_log(
-        path, settings, PredictRow, images, positions, batch=batch, device=where, evaluate=evaluate
+        path, settings, PredictRow, images, positions, device=where, evaluate=evaluate, rows=_rows
     )
     if rows is not None:
         right = sum(row.correct for row in rows) / len(rows)

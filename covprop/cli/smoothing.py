@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from covprop.certify.records import AnyRow
     from covprop.data import Batch, FolderImages, Images
 
+Found = TypeVar("Found")
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+LOAD = 16  # images read at a time
 
 
 @dataclass
@@ -197,32 +199,34 @@ def fill_log(
     images: "Images | FolderImages",
     positions: Sequence[int],
     *,
-    batch: int,
     device: "torch.device",
-    evaluate: "Callable[[list[int], Batch, Callable[[], float]], list[AnyRow]]",
+    evaluate: "Callable[[Iterator[tuple[int, Tensor]], int], Iterator[tuple[list[int], Found]]]",
+    rows: "Callable[[list[int], list[int], Found, float], list[AnyRow]]",
 ) -> "list[AnyRow] | None":
     """Add to a log the rows it still lacks; all of them, or None while other processes work.
 
-    `evaluate(index, batch, seconds)` makes the rows of one group of images; `seconds()` is the
-    time spent so far on each of them.
+    `evaluate(images, count)` answers a sequence of (position, image) as it can, and says the
+    places in it that an answer is for; `rows(positions, labels, answer, seconds)` makes the rows.
     """
-    from covprop.certify.noise import block_size
     from covprop.certify.records import Log
 
     if path.suffix != ".tsv":
         raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
-    group = 1 if device.type == "cpu" else max(1, batch // block_size(images.image_shape))
     rank, world = place()
     with Log(path, settings, kind, rank=rank, world=world) as log:
         share = positions[rank::world]
         todo = [i for i in share if i not in log.done]
+        labels = [int(label) for label in images.labels[todo]] if todo else []
+        source = _one_by_one(groups(images, todo, LOAD, device) if todo else iter(()))
         try:
             with progress(len(share), len(share) - len(todo)) as advance:
-                for found, index in groups(images, todo, group, device):
-                    seconds = _stopwatch(len(index))
-                    for row in evaluate(index, found, seconds):
+                lap = _stopwatch()
+                for places, found in evaluate(source, len(todo)):
+                    index = [todo[p] for p in places]
+                    seconds = lap() / len(places)
+                    for row in rows(index, [labels[p] for p in places], found, seconds):
                         log.append(row)
-                    advance(len(index))
+                    advance(len(places))
         except KeyboardInterrupt:
             left = sum(i not in log.done for i in share)
             warn(f"stopped with {left} images left; the same command goes on.")
@@ -230,9 +234,23 @@ def fill_log(
         return log.finish(positions)
 
 
-def _stopwatch(images: int) -> Callable[[], float]:
-    start = time.perf_counter()
-    return lambda: (time.perf_counter() - start) / images
+def _stopwatch() -> Callable[[], float]:
+    """Seconds since the last call."""
+    last = time.perf_counter()
+
+    def lap() -> float:
+        nonlocal last
+        before, last = last, time.perf_counter()
+        return last - before
+
+    return lap
+
+
+def _one_by_one(
+    found: Iterator[tuple["Batch", list[int]]],
+) -> Iterator[tuple[int, "Tensor"]]:
+    for batch, index in found:
+        yield from zip(index, batch.x, strict=True)
 
 
 def groups(

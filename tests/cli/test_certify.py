@@ -155,9 +155,9 @@ def test_other_questions(cli: Cli, run_folder: Path, options: list[object], mode
 
 
 def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covprop.certify import smooth
+    from covprop.certify import stream
 
-    real, calls = smooth.certify, []
+    real, calls = stream.certify, []
 
     def interrupted(*args: object, **options: object) -> object:
         calls.append(1)
@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(smooth, "certify", interrupted)
+    monkeypatch.setattr(stream, "certify", interrupted)
     code, _, err = cli("certify", run_folder, *QUICK)
     assert code == 130
     assert "stopped with 5 images left; the same command goes on" in err

@@ -1,0 +1,172 @@
+"""Images settled one by one from a queue: the two procedures, and the engine that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
+from covprop.certify.engine import Engine
+from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
+from covprop.certify.queue import IN_FLIGHT, Image, run
+from covprop.certify.sample import Sampler, Tallies, check_images
+
+Source = Iterable[tuple[int, Tensor]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How samples are drawn, whatever for; see `certify` for what the fields mean."""
+
+    sigma: float
+    num_classes: int | None
+    batch_size: int | None
+    seed: int
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    soft: bool
+    value_range: tuple[float, float] | None
+    compiled: bool | None
+
+    def sampler(self, model: Callable[[Tensor], Tensor], x: Tensor, index: list[int]) -> Sampler:
+        return Sampler(
+            model, x, self.sigma, self.num_classes, self.batch_size, index, self.seed,
+            self.device, self.dtype, self.soft, self.value_range,
+        )  # fmt: skip
+
+
+def settle(
+    model: Callable[[Tensor], Tensor],
+    source: Source,
+    procedure: Certifying | Predicting,
+    way: Way,
+    samples: int,
+) -> Iterator[list[Image]]:
+    """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
+    images = iter(source)
+    first = next(images, None)
+    if first is None:
+        return
+    with way.sampler(model, first[1], [first[0]]) as sampler:
+        assert sampler.num_classes is not None
+        engine = Engine(
+            model,
+            sampler.x.shape[1:],
+            sigma=way.sigma,
+            classes=sampler.num_classes,
+            block=sampler.block,
+            width=sampler.width,
+            # As many as can wait for a look at once, and one pass more to choose from.
+            slots=(IN_FLIGHT + 1) * sampler.width,
+            device=sampler.device,
+            dtype=way.dtype,
+            channels_last=sampler.channels_last,
+            soft=way.soft,
+        )
+        engine.speed_up(samples, compiling=way.compiled)
+        procedure.engine = engine
+
+        def checked() -> Iterator[tuple[int, Tensor]]:
+            for index, x in chain([first], images):
+                check_images(x, way.value_range)
+                yield index, x
+
+        yield from run(engine, checked(), procedure, way.seed)
+
+
+@dataclass
+class _Known:
+    """What is known of one image so far."""
+
+    guess: int
+    lower: float = 0.0
+    upper: float = 1.0
+
+
+class Certifying:
+    """Guess the class from n0 samples, then bound its probability look by look."""
+
+    purpose = SELECT
+
+    def __init__(
+        self, n0: int, plan: Looks, *, sigma: float, question: Question | None, soft: bool
+    ) -> None:
+        self.first, self.plan, self.sigma = n0, plan, sigma
+        self.question, self.soft = question, soft
+        self.known: dict[int, _Known] = {}
+        self.engine: Engine | None = None
+
+    def advance(self, images: list[Image]) -> None:
+        """See `queue.Procedure`."""
+        looking: dict[int, list[Image]] = {}
+        for image in images:
+            if image.purpose == SELECT:
+                assert image.tally is not None
+                self.known[image.slot] = _Known(int(image.tally.argmax()[0]))
+                image.purpose, image.target = ESTIMATE, self.plan.sizes[0]
+            else:
+                looking.setdefault(self.plan.sizes.index(image.target), []).append(image)
+        for look, several in looking.items():
+            self._judge(look, several)
+
+    def _judge(self, look: int, images: list[Image]) -> None:
+        known = [self.known[image.slot] for image in images]
+        tally = stack([image.tally for image in images if image.tally is not None])
+        lower, upper, answered = judge(
+            tally.of(np.array([entry.guess for entry in known])),
+            self.plan,
+            self.plan.alphas[look],
+            np.array([entry.lower for entry in known]),
+            np.array([entry.upper for entry in known]),
+            sigma=self.sigma,
+            question=self.question,
+            soft=self.soft,
+        )
+        for j, (image, entry) in enumerate(zip(images, known, strict=True)):
+            entry.lower, entry.upper, image.done = lower[j], upper[j], bool(answered[j])
+            if not image.done:
+                image.target = self.plan.sizes[look + 1]
+
+    def found(self, images: list[Image]) -> tuple[Ints, Floats, Ints, Ints, Ints]:
+        """Guess, lower bound, count, samples and NaN samples of images that are done."""
+        known = [self.known.pop(image.slot) for image in images]
+        guess = np.array([entry.guess for entry in known], dtype=np.int64)
+        counts = stack([image.tally for image in images if image.tally is not None]).counts
+        return (
+            guess,
+            np.array([entry.lower for entry in known]),
+            counts[np.arange(len(images)), guess],
+            np.array([image.target for image in images], dtype=np.int64),
+            counts[:, -1].copy(),
+        )
+
+
+class Predicting:
+    """Count n samples."""
+
+    purpose = PREDICT
+
+    def __init__(self, n: int) -> None:
+        self.first = n
+        self.engine: Engine | None = None
+
+    def advance(self, images: list[Image]) -> None:
+        """See `queue.Procedure`."""
+        for image in images:
+            image.done = True
+
+
+def stack(tallies: list[Tallies]) -> Tallies:
+    """Several images with as many samples each."""
+    total, square = (
+        None
+        if getattr(tallies[0], name) is None
+        else np.concatenate([getattr(tally, name) for tally in tallies])
+        for name in ("total", "square")
+    )
+    return Tallies(tallies[0].n, np.concatenate([t.counts for t in tallies]), total, square)

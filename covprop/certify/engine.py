@@ -1,0 +1,227 @@
+"""The same pass again and again: noise, network and counts over a batch of one shape.
+
+What changes from pass to pass is a small table: which image every block of samples belongs to, at
+which sample it starts and how many of it count. So the pass is made once, by the compiler where
+that pays, and replayed as one CUDA graph; the host writes the table and reads counts a pass late,
+while the next one runs. On a device without graphs the same pass runs as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covprop.certify.philox import add_noise
+
+if TYPE_CHECKING:
+    from covprop.certify.bounds import Ints
+
+COMPILE_PAYS = 240.0  # seconds of work for which half a minute of compiling is well spent
+TRIAL = 5  # passes that say how long the work will take
+
+
+@dataclass(frozen=True)
+class Job:
+    """A block of samples: the slot its image is in, its first sample, and how many count."""
+
+    slot: int
+    first: int
+    taken: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was counted of every slot up to some pass: [slots, classes + 1], and sums if soft."""
+
+    counts: Tensor
+    sums: Tensor
+    ready: torch.cuda.Event | None
+
+    def read(self) -> tuple[Ints, np.ndarray]:
+        """Counts and sums (Σp and Σp², [2, slots, classes]) on the host, once they are there."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.counts.numpy(), self.sums.numpy()
+
+
+class Engine:
+    """Slots for images, and passes over `width` blocks of samples of any of them."""
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        image_shape: Sequence[int],
+        *,
+        sigma: float,
+        classes: int,
+        block: int,
+        width: int,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        channels_last: bool = False,
+        soft: bool = False,
+    ) -> None:
+        self.sigma, self.block, self.width, self.slots = sigma, block, width, slots
+        self.device, self.dtype, self.soft = device, dtype, soft
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = _in_dtype(model, dtype, layout)
+        self.network: Callable[[Tensor], Tensor] = self._network
+
+        def room(*shape: int, kind: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        self.x = room(slots, *image_shape, kind=torch.float32).contiguous(memory_format=layout)
+        self.noisy = room(width * block, *image_shape, kind=torch.float32)
+        self.noisy = self.noisy.contiguous(memory_format=layout)
+        self.seeds = room(slots, kind=torch.int64)
+        self.table = room(3, width, kind=torch.int64)
+        self.counts = room(slots, classes + 1, kind=torch.int64)
+        self.sums = room(2, slots if soft else 0, classes, kind=torch.float64)
+        self.run: Callable[[], object] = self._pass
+        self.passes = 0
+        self.wanted = 0
+        self.snapshots: deque[Snapshot] = deque()
+
+    def load(self, slot: int, x: Tensor | None, seed: int) -> None:
+        """Put an image into a slot, or start another stream of the one in it; counts start at 0."""
+        if x is not None:
+            self.x[slot].copy_(x)
+        self.seeds[slot] = seed
+        self.counts[slot].zero_()
+        if self.soft:
+            self.sums[:, slot].zero_()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Start a pass over these jobs; where they are too few, over some that do not count."""
+        table = [(job.slot, job.first, job.taken) for job in jobs]
+        table += [(0, 0, 0)] * (self.width - len(table))
+        # From pageable memory: the driver keeps its own copy, so the next table may follow at once.
+        self.table.copy_(torch.tensor(table, dtype=torch.int64).T, non_blocking=True)
+        self.run()
+        self.passes += 1
+        self.wanted += sum(job.taken for job in jobs)
+        self.snapshots.append(self._snapshot())
+
+    def collect(self) -> tuple[Ints, np.ndarray]:
+        """What was counted up to the oldest pass not yet collected."""
+        return self.snapshots.popleft().read()
+
+    @property
+    def fill(self) -> float:
+        """Samples that counted over samples computed."""
+        return self.wanted / max(self.passes * self.width * self.block, 1)
+
+    def speed_up(self, samples: int, *, compiling: bool | None = None) -> None:
+        """Capture the pass; compile it first if told to, or if so many samples take long enough.
+
+        A model that cannot be captured (one that reads a tensor on the host, say) runs as it is.
+        """
+        if self.device.type != "cuda" or (compiling is not True and not self._capture()):
+            return
+        if compiling is None:
+            passes = samples / (self.width * self.block)
+            compiling = passes * self._seconds_a_pass() > COMPILE_PAYS
+        if compiling:
+            self.network = torch.compile(self._network, dynamic=False)
+            if not self._capture():
+                self.network = self._network
+                self._capture()
+
+    def _capture(self) -> bool:
+        """Make `run` a graph of the pass, if it can be one."""
+        from covprop.train import graph
+
+        self.table.zero_()  # nothing counts while it warms up
+        stream = torch.cuda.Stream(self.device)
+        try:
+            with torch.cuda.device(self.device), _tuned():
+                for _ in range(graph.WARMUP):
+                    graph.aside(self._pass, stream)
+                if graph.waits(lambda: graph.aside(self._pass, stream)):
+                    raise RuntimeError("the host waits for the GPU in it")
+                self.run = graph.capture(self._pass, stream=stream)
+        except RuntimeError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"sampling goes on without a CUDA graph: {reason}", stacklevel=4)
+            self.run = self._pass
+            return False
+        return True
+
+    def _seconds_a_pass(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(TRIAL):
+            self.run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000 / TRIAL
+
+    @torch.no_grad()
+    def _pass(self) -> None:
+        slot, first, taken = self.table
+        add_noise(self.noisy, self.x, self.seeds, slot, first, self.sigma)
+        logits = self.network(self.noisy)
+        k = logits.shape[1]
+        outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
+        row = slot[:, None].expand(-1, self.block).flatten()
+        valid = (torch.arange(self.block, device=self.device) < taken[:, None]).flatten()
+        self.counts.view(-1).scatter_add_(0, row * (k + 1) + outcome, valid.long())
+        if self.soft:
+            # A NaN row is worth nothing to any class.
+            p = logits.double().softmax(1).nan_to_num(0.0) * valid[:, None]
+            self.sums[0].index_add_(0, row, p)
+            self.sums[1].index_add_(0, row, p * p)
+
+    def _network(self, noisy: Tensor) -> Tensor:
+        if self.dtype in (None, torch.float32):
+            return self.model(noisy).float()
+        with torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=False):
+            return self.model(noisy).float()
+
+    def _snapshot(self) -> Snapshot:
+        if self.device.type != "cuda":
+            return Snapshot(self.counts.clone(), self.sums.clone(), None)
+        counts, sums = (
+            torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            for t in (self.counts, self.sums)
+        )
+        ready = torch.cuda.Event()
+        ready.record()
+        return Snapshot(counts, sums, ready)
+
+
+@contextmanager
+def _tuned() -> Iterator[None]:
+    """One shape for thousands of passes: cuDNN tries its algorithms and keeps the fastest."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _in_dtype(
+    model: Callable[[Tensor], Tensor], dtype: torch.dtype | None, layout: torch.memory_format
+) -> Callable[[Tensor], Tensor]:
+    """A copy whose convolutions and linear layers hold their weights as autocast would cast them.
+
+    Casting them in every pass would be one kernel a layer; all other numbers stay as they are.
+    """
+    if not isinstance(model, nn.Module) or dtype in (None, torch.float32):
+        return model
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            layer.to(dtype)
+    return model.to(memory_format=layout)  # type: ignore[call-overload]
