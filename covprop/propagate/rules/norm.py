@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.layers import ActNorm
+from covprop.layers import ActNorm, per_channel
 from covprop.models.normalize import Normalize
 from covprop.propagate.registry import Call, Unsupported, rule
 from covprop.propagate.rules.conv import constant_in
@@ -29,11 +31,51 @@ def scale_channels(cov: Tensor, scale: Tensor) -> Tensor:
     return cov * (scale[:, None] * scale[None, :])
 
 
+class _BatchVariance(torch.autograd.Function):
+    """Variance and mean over batch and pixels, in float32 or wider.
+
+    It keeps its input as it is, which the norm itself keeps too, and on the CPU takes a mean of
+    squares, since torch's one-pass variance is an order of magnitude slower there.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        wide, dims = _widen(x), _pixels(x)
+        if x.device.type != "cpu":
+            variance, mean = torch.var_mean(wide, dims, correction=0)
+            return variance, mean
+        mean = wide.mean(dims)
+        return (wide - per_channel(mean, x)).square_().mean(dims), mean
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
+        x, mean = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the input
+            mean = _widen(x).mean(_pixels(x))
+        slope = grad * (2.0 * x.shape[1] / x.numel())
+        shift = per_channel(-slope * mean, x)
+        return torch.addcmul(shift, _widen(x), per_channel(slope, x)).to(x.dtype)
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _pixels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.ndim)]
+
+
 def batch_variance(mean: Tensor) -> Tensor:
     """The variance over batch and pixels that batch normalisation divides by."""
-    dims = [0, *range(2, mean.ndim)]
-    wide = mean if mean.dtype == torch.float64 else mean.float()
-    return wide.var(dims, correction=0)
+    return _BatchVariance.apply(mean)[0]
 
 
 def normalise(

@@ -8,7 +8,7 @@ from oracles import dense_covariance, random_covariance, relative
 from torch import nn
 
 from covprop import PAPER, ActNorm, Normalize, Propagator
-from covprop.propagate.rules.norm import act_norm, batch_norm, normalize
+from covprop.propagate.rules.norm import act_norm, batch_norm, batch_variance, normalize
 
 
 def random_batch_norm(kind: type[nn.Module], channels: int, affine: bool = True) -> nn.Module:
@@ -79,3 +79,30 @@ def test_normalize_scales_the_noise(channels: int) -> None:
     cov = random_covariance(channels)
     expected = dense_covariance(layer, cov, (channels, 2, 2))[0]
     assert relative(normalize(layer, cov, PAPER), expected) < 1e-10
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (4, 3, 5, 2)])
+def test_batch_variance_equals_torchs(shape: tuple[int, ...]) -> None:
+    x = (torch.randn(shape, dtype=torch.float64) + 5).requires_grad_()
+    expected = x.var([0, *range(2, x.ndim)], correction=0)
+    found = batch_variance(x)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=0)
+    weights = torch.randn(3, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(v @ weights, x)[0] for v in (found, expected))
+    assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+    assert torch.autograd.gradcheck(batch_variance, (x,))
+    assert torch.autograd.gradgradcheck(batch_variance, (x,))
+
+
+def test_batch_variance_far_from_zero_in_half_precision() -> None:
+    x = (100 + torch.randn(16, 3, 8, 8)).bfloat16().requires_grad_()
+    expected = x.detach().double().var([0, 2, 3], correction=0)
+    found = batch_variance(x)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), expected, rtol=1e-5, atol=0)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert gradient.dtype == torch.bfloat16
+    wide = x.detach().double()
+    centred = wide - wide.mean((0, 2, 3), keepdim=True)
+    truth = 2 * centred / (16 * 64)
+    assert float((gradient.double() - truth).norm() / truth.norm()) < 5e-3
