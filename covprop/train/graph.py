@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -58,18 +58,28 @@ def capture(
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
     before()
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     if generator is not None:
         graph.register_generator_state(generator)
     try:
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             work()
     except RuntimeError:
-        # A capture that went wrong cannot be ended either, and leaves its own stream behind.
-        torch.cuda.set_stream(here)
+        torch.cuda.set_stream(here)  # a capture that cannot be ended leaves its own behind
         torch.cuda.synchronize()
+        _release(pool)
         raise
     return Captured(graph, work)
+
+
+def _release(pool: Any) -> None:
+    """Tell the allocator that a failed capture is over, which some versions of torch forget."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # it knows
+    torch._C._cuda_releasePool(device, pool)
 
 
 def aside(work: Work, stream: torch.cuda.Stream) -> None:

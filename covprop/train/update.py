@@ -45,7 +45,12 @@ class Update:
         self.core, self.optimizer, self.average, self.weights = core, optimizer, average, weights
         self.options, self.here, self.steps = options, here, steps
         self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
-        self.generator = noise.stream(0, device=here.device, rank=here.rank, world=here.size)
+        # The compiler knows torch's own generators only.
+        self.generator = (
+            torch.Generator(here.device)
+            if here.size == 1
+            else noise.stream(0, device=here.device, rank=here.rank, world=here.size)
+        )
         self.defaults = [torch.default_generator]
         if here.device.type == "cuda":
             index = here.device.index or torch.cuda.current_device()
@@ -59,7 +64,7 @@ class Update:
     def _compile(self) -> bool:
         """Have the step compiled, as a whole where that lasts; say whether it is."""
         phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
-        if None not in phases and len(phases) <= PHASES:
+        if self.here.size == 1 and None not in phases and len(phases) <= PHASES:
             self.core.compile(dynamic=False)
             return True
         for network in self.core.networks():

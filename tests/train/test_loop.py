@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from covprop import data, methods, models, noise
 from covprop.errors import CovpropError, InvalidInput
 from covprop.run import Run
-from covprop.train import Diverged, Interrupted, Recipe, checkpoint, train
+from covprop.train import Diverged, Interrupted, Recipe, checkpoint, loop, train
 from covprop.train.loop import Trainer
 from covprop.train.optimize import optimizer
 from covprop.train.schedule import lr_at
@@ -195,6 +195,49 @@ def test_rows_after_the_checkpoint_are_dropped(
         file.write('{"epoch": 2, "loss": 0}\n{"epoch": 3, "lo')
     train(tiny(), tmp_path / "run")
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_short_epochs_share_a_checkpoint(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at the end; a crash before it repeats the epochs since the last, with the same end."""
+    saved: list[tuple[int, int]] = []
+    save = checkpoint.save_state
+
+    def spy(path: Path, state: dict[str, Any]) -> None:
+        saved.append((state["epoch"], state["step"]))
+        save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save_state", spy)
+    train(tiny(epochs=3), tmp_path / "whole")
+    assert saved == [(3, 0)]
+    step = Trainer._train_step
+
+    def crash(self: Trainer, batch: data.Batch) -> None:
+        # As if ten seconds were over in the first epoch, and in no later one.
+        monkeypatch.setattr(loop, "EPOCH_SECONDS", 0.0 if self.epoch == 0 else 10.0)
+        if (self.epoch, self.step) == (2, 3):
+            raise KeyError
+        step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", crash)
+        with pytest.raises(KeyError):
+            train(tiny(epochs=3), tmp_path / "run")
+    assert saved[1:] == [(1, 0)]
+    assert len(rows(tmp_path / "run")) == 2
+    train(tiny(epochs=3), tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_stopped_run_has_a_model(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(monkeypatch, 10)
+    with pytest.raises(Interrupted):
+        train(tiny(), tmp_path)
+    state = checkpoint.load_state(tmp_path / "state.pt")
+    assert all(torch.equal(v, state["model"][k]) for k, v in weights(tmp_path).items())
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path, tiny: Make) -> None:

@@ -1,10 +1,12 @@
 """Optimizer groups, and the running average against its closed form."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from covprop.train.optimize import Average, optimizer
+from covprop.train.optimize import Average, optimizer, restore, set_lr, state_of
 from covprop.train.options import TrainOptions
 
 
@@ -69,3 +71,51 @@ def test_adamw_without_decay_is_adam() -> None:
             net(x).square().sum().backward()
             opt.step()
     torch.testing.assert_close(one.weight, two.weight)
+
+
+def test_a_state_goes_from_one_device_to_another(tmp_path: Path) -> None:
+    """A plain learning rate here, a tensor there, and back; what was learned comes along."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 2), torch.randn(5, 3)
+    plain = optimizer(net, TrainOptions(epochs=1, lr=0.5, decay_all=False))
+    there = torch.optim.SGD(
+        [{"params": [net.weight]}, {"params": [net.bias]}], lr=torch.tensor(0.25), momentum=0.9
+    )
+    back = optimizer(net, TrainOptions(epochs=1, lr=0.125, decay_all=False))
+    net(x).square().sum().backward()
+    plain.step()
+    for source, target in ((plain, there), (there, back)):
+        torch.save(state_of(source), tmp_path / "state.pt")
+        state = torch.load(tmp_path / "state.pt", weights_only=True)
+        assert all(isinstance(group["lr"], float) for group in state["param_groups"])
+        restore(target, state)
+    one, two = there.param_groups
+    assert one["lr"] is two["lr"]
+    assert one["lr"].item() == 0.25
+    assert [group["lr"] for group in back.param_groups] == [0.125, 0.125]
+    assert [group["weight_decay"] for group in there.param_groups] == [5e-4, 0.0]
+    for p in net.parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(
+            back.state[p]["momentum_buffer"], plain.state[p]["momentum_buffer"]
+        )
+    set_lr(there, 2.0)
+    set_lr(back, 2.0)
+    assert one["lr"].item() == back.param_groups[1]["lr"] == 2.0
+
+
+def test_average_with_its_share_in_a_tensor() -> None:
+    """As on a GPU: all weights at once, by a share that a recorded step would read anew."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    plain, other = Average(net, 0.9), Average(net, 0.9)
+    other.share_there = torch.zeros(())
+    for _ in range(12):
+        nn.init.normal_(net[0].weight)
+        net[1].num_batches_tracked += 1
+        plain.update(net)
+        other.update(net)
+    for one, two in zip(
+        plain.model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(one, two)
