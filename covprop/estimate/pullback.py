@@ -80,9 +80,12 @@ class Convolution(torch.autograd.Function):
         if ctx.pullback.pulling:
             pulled = ConvolutionPulled.apply(covector, x.detach(), weight, ctx.shape)
             return pulled, None, None, None, None
-        wanted = list(ctx.needs_input_grad[:3])
-        made = aten.convolution_backward(covector, x, weight, ctx.sizes, *ctx.shape, wanted)
-        return *made, None, None
+        to_x, *to_weights = ctx.needs_input_grad[:3]
+        rest = (x, weight, ctx.sizes, *ctx.shape)
+        # Two calls: a recorded step drops the first where nothing trains below.
+        dx = aten.convolution_backward(covector, *rest, [True, False, False])[0] if to_x else None
+        made = aten.convolution_backward(covector, *rest, [False, *to_weights])
+        return dx, made[1], made[2], None, None
 
 
 class ConvolutionPulled(torch.autograd.Function):
