@@ -19,6 +19,7 @@ from covprop.bench import memory
 from covprop.bench.subject import Subject
 from covprop.methods import Method
 from covprop.train import graph
+from covprop.train.flat import FlatStep
 
 CAPTURE_WARMUP = 11
 """Steps before a capture: every library has chosen its kernels by then."""
@@ -80,14 +81,31 @@ def eager(step: TrainingStep) -> Callable[[], None]:
 
 def compiled(step: TrainingStep) -> Callable[[], None]:
     """Forward pass, loss and their backward by torch.compile."""
-    if step.name == "linearized":
-        raise Unavailable("torch.compile has no double backward")
     if step.name == "calibrated":
         raise Unavailable("what the method measures changes in every step, so it recompiles")
     torch.compiler.reset()
     step()  # a propagator is built at the first call, which is not for the compiler
+    if step.name == "linearized":
+        return _flat(step)
     loss = torch.compile(step.loss, dynamic=False)
     return lambda: step.update(loss)
+
+
+def _flat(step: TrainingStep) -> Callable[[], None]:
+    """The same for a loss that contains a gradient, which torch.compile alone does not take."""
+
+    def work(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor]:
+        with step.subject.autocast():
+            losses = step.method(step.model, x, y, epoch=0, generator=generator)
+        return (losses.per_sample.float().mean(),)
+
+    flat = FlatStep(step.model, work, [step.x, step.y])
+
+    def run() -> None:
+        flat(step.x, step.y, generator=step.generator)
+        step.optimizer.step()
+
+    return run
 
 
 def captured(step: TrainingStep) -> Callable[[], None]:

@@ -1,9 +1,11 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from covprop.bench import step as bench
+from covprop.bench import tricks
 from covprop.bench.step import METHODS, Cell, make_step, measure, prepare, training_step
 from covprop.bench.step_report import best, step_report
 from covprop.bench.subject import Subject
@@ -113,11 +115,21 @@ def test_unknown_names_are_refused(names: list[str], tricks: list[str], expected
 
 
 def test_tricks_that_do_not_go_together_say_why() -> None:
-    for method in ("linearized", "calibrated"):
-        with pytest.raises(Unavailable):
-            make_step(method, TINY, 2, "compiled")
+    with pytest.raises(Unavailable):
+        make_step("calibrated", TINY, 2, "compiled")
     assert available(torch.device("cpu")) == ["eager"]
     assert set(available(torch.device("cuda"))) == set(TRICKS)
+
+
+def test_a_loss_with_a_gradient_in_it_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tricks, "FlatStep", partial(tricks.FlatStep, backend=None))
+    plain, flat = (training_step("linearized", TINY, 6) for _ in range(2))
+    run = tricks.compiled(flat)  # which takes one step as it is
+    run()
+    plain()
+    plain()
+    for ours, theirs in zip(flat.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_memory_of_a_step_is_repeatable() -> None:
