@@ -1,31 +1,17 @@
 """Wave files become jobs, and no job is started that will not end in time."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import BENCHMARKS, benchmark
 
 from covprop.errors import InvalidInput
 from covprop.train import load
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-WAVES = sorted((FOLDER / "waves").glob("*.toml"))
+WAVES = sorted((BENCHMARKS / "waves").glob("*.toml"))
 
 
-def script(name: str) -> ModuleType:
-    """A script of benchmarks/ as a module."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-jobs = script("jobs")
+jobs = benchmark("jobs")
 
 
 def wave(tmp_path: Path, text: str) -> Path:

@@ -1,0 +1,285 @@
+"""Writes the tables and figures of results.md from the files under results/.
+
+    python docs/make_results.py
+
+What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
+in the README; all else is written by hand and stays. A wave that was not run says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from result_figures import calibration, certified_curves, time_to_acr
+from scipy.special import ndtri
+
+from covprop.data import DATASETS
+from covprop.report.cells import duration
+from covprop.report.read import read
+from covprop.report.seeds import Group, by_recipe
+from covprop.report.summary import Agreement, Summary, summarize
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+FIGURES = ROOT / "docs" / "figures"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
+BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+ABSENT = "Not run yet.\n"
+THRESHOLDS = (0.45, 0.50, 0.55)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs of one recipe with what their run.json and the wave's timing say."""
+
+    group: Group
+    facts: dict[str, Any]
+    alone: float | None  # seconds of an epoch with the machine to itself
+
+    @property
+    def first(self) -> Summary:
+        return self.group.members[0]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+    @property
+    def seconds(self) -> float | None:
+        """Training: epochs × seconds of an epoch alone, or else what the clock said."""
+        epochs = self.first.certification.epochs
+        if self.alone is not None and epochs is not None:
+            return epochs * self.alone
+        return self.group.train_seconds
+
+    @property
+    def training(self) -> str:
+        if self.seconds is None:
+            return "–"
+        beside = int(self.facts["side_by_side"])
+        shared = "" if self.alone is not None or beside == 1 else f" ({beside} side by side)"
+        return duration(self.seconds) + shared
+
+
+def points(wave: str) -> list[Point]:
+    """Everything certified of a wave, in the order of its jobs' names."""
+    folder = RESULTS / wave
+    if not any(folder.glob("*/certify_*.tsv")):
+        return []
+    _, summaries = summarize(read([folder])[0])
+    timing = alone_seconds(wave)
+    found = []
+    for group in by_recipe(summaries):
+        run = group.members[0].certification.path.parent / "run.json"
+        facts = json.loads(run.read_text(encoding="utf-8"))
+        if facts["status"] == "done":
+            found.append(Point(group, facts, timing.get(base_name(facts["name"]))))
+    return found
+
+
+def base_name(job: str) -> str:
+    """A job's name without its length: one timing serves all lengths."""
+    return re.sub(r"-\d+epochs$", "", job)
+
+
+def alone_seconds(wave: str) -> dict[str, float]:
+    """Seconds of an epoch by job from timing.tsv; empty where none was measured."""
+    path = RESULTS / wave / "timing.tsv"
+    if not path.is_file():
+        return {}
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    return {base_name(row[0]): float(row[1]) for row in rows}
+
+
+def grid(titles: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    marks = [":---", *["---:"] * (len(titles) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (titles, marks, *rows))
+
+
+def plus_minus(point: Point) -> str:
+    """ACR with the deviation over seeds, or the interval over images of one run alone."""
+    mean, deviation = point.group.acr
+    if len(point.group.members) == 1:
+        deviation = point.first.acr.half
+    return f"{mean:.3f} ± {deviation:.3f}"
+
+
+def samples(summary: Summary) -> str:
+    """How a row was certified, in few words."""
+    c = summary.certification
+    most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
+    if "sequential" not in mode or c.samples is None:
+        return most
+    return f"{c.samples:,.0f} of {most}, δ {mode.rsplit(' ', 1)[-1]}"
+
+
+def table(wave: str) -> str:
+    """The rows of a wave with certified accuracies and training time, published ones below."""
+    found = points(wave)
+    if not found:
+        return ABSENT
+    sigma = found[0].first.certification.sigma or 0.0
+    radii = [k * 0.25 for k in range(5)] if sigma < 0.5 else [k * 0.5 for k in range(6)]
+    rows = []
+    for point in sorted(found, key=lambda p: -p.group.acr[0]):
+        c = point.first.certification
+        shares = []
+        for r in radii:
+            reached = [
+                (m.certification.rows.correct & (m.certification.rows.radius >= r)).mean()
+                for m in point.group.members
+            ]
+            shares.append(f"{100 * float(np.mean(reached)):.1f}")
+        shown = [plus_minus(point), str(len(point.group.members)), *shares, point.training]
+        rows.append([f"`{point.name}`", *shown, str(c.epochs), samples(point.first)])
+    titles = ["job", "ACR", "seeds", *(f"r = {r:g}" for r in radii), "training", "epochs", "N"]
+    c = found[0].first.certification
+    note = (
+        f"\nCertified accuracy in %, {len(c.rows)} test images, α = {c.meta['alpha']:g}. ± is the "
+        "standard deviation over seeds, or for one seed half the 95 % interval over the images.\n"
+    )
+    save(f"results-{wave}.png", certified_curves([p.first for p in found]))
+    picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
+    return grid(titles, rows) + note + published(c.data, sigma) + picture
+
+
+def published(data: str, sigma: float) -> str:
+    """What others published for that data set and noise, in one sentence."""
+    text = (RESULTS / "published.toml").read_text(encoding="utf-8")
+    rows = [r for r in tomllib.loads(text)["row"] if (r["data"], r["sigma"]) == (data, sigma)]
+    parts = []
+    for source, title in (("paper", "the paper's table"), ("field", "the field")):
+        listed = [f"{r['method']} {r['acr']:.3f}" for r in rows if r["source"] == source]
+        network = next((r["network"] for r in rows if r["source"] == source), "")
+        if listed:
+            parts.append(f"{title} ({network}): {', '.join(listed)}")
+    return f"Published ACR, {'; '.join(parts)}.\n" if parts else ""
+
+
+def log(wave: str) -> str:
+    """Everything that was tried, best first, failures last."""
+    rows = [
+        [f"`{point.name}`", *tried(point.facts), plus_minus(point), point.training]
+        for point in sorted(points(wave), key=lambda p: -p.group.acr[0])
+    ]
+    for file in sorted((RESULTS / wave).glob("*/run.json")):
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        if facts["status"] != "done":
+            rows.append([f"`{facts['name']}`", *tried(facts), facts["status"], "–"])
+    if not rows:
+        return ABSENT
+    return grid(["job", "recipe", "changed", "ACR", "training"], rows)
+
+
+def tried(facts: dict[str, Any]) -> list[str]:
+    """The recipe and what was changed in it, apart from its length and seed."""
+    usual = ("train.seed=", "train.epochs=", "method.from_epoch=", "train.milestones=")
+    changes = [change for change in facts["set"] if not change.startswith(usual)]
+    return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
+
+
+def time_table(wave: str) -> str:
+    """Seconds until the ACR passes each threshold; every point is a finished run."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in points(wave):
+        if point.seconds is not None:
+            place = (point.seconds, point.group.acr[0])
+            curves.setdefault(base_name(point.name), []).append(place)
+    if not curves:
+        return ABSENT
+    rows = []
+    for name, curve in curves.items():
+        reached = [first_above(sorted(curve), t) for t in THRESHOLDS]
+        best = max(acr for _, acr in curve)
+        rows.append([f"`{name}`", *reached, f"{best:.3f}", duration(max(s for s, _ in curve))])
+    save("time-to-acr.png", time_to_acr(curves, THRESHOLDS))
+    titles = ["job", *(f"ACR {t:.2f}" for t in THRESHOLDS), "best ACR", "longest run"]
+    return grid(titles, rows) + "\n![ACR against seconds](figures/time-to-acr.png)\n"
+
+
+def first_above(curve: list[tuple[float, float]], threshold: float) -> str:
+    """The shortest run that reaches a threshold."""
+    return next((duration(s) for s, acr in curve if acr >= threshold), "not reached")
+
+
+def truth(wave: str) -> str:
+    """Estimated against certified radius of every trained model of a wave."""
+    found = [(p, a) for p in points(wave) for a in p.first.agreements]
+    if not found:
+        return ABSENT
+    rows = []
+    for point, agreement in found:
+        low, median, high = ratios(point.first, agreement)
+        means = [f"{r.mean():.3f}" for r in (agreement.certified, agreement.estimated)]
+        agree = [f"{value:.2f}" for value in (agreement.pearson, agreement.spearman)]
+        spread = f"{low:.2f} / {median:.2f} / {high:.2f}"
+        rows.append([f"`{point.name}`", agreement.estimator, *means, *agree, spread])
+    save(f"calibration-{wave}.png", calibration([(p.name, p.first) for p, _ in found]))
+    titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
+    picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
+    return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + picture
+
+
+def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
+    """Quantiles of estimated over certified, where the certificate is neither 0 nor at its end."""
+    c = summary.certification
+    end = (c.sigma or 0.0) * float(ndtri(c.meta["alpha"] ** (1 / c.meta["n"])))
+    inside = (agreement.certified > 0) & (agreement.certified < 0.97 * end)
+    if not inside.any():
+        return (float("nan"),) * 3
+    shares = agreement.estimated[inside] / agreement.certified[inside]
+    low, median, high = np.quantile(shares, [0.1, 0.5, 0.9])
+    return float(low), float(median), float(high)
+
+
+def large(wave: str) -> str:
+    """Images a second at 224 pixels, and the time of a full run worked out from it."""
+    rows = []
+    for point in points(wave):
+        facts = point.facts
+        data = str(facts["recipe"]).split("/")[0]
+        recipe = tomllib.loads((ROOT / "recipes" / f"{facts['recipe']}.toml").read_text())
+        lines = point.first.certification.path.with_name("metrics.jsonl").read_text().splitlines()
+        speed = float(np.median([json.loads(line)["images_per_second"] for line in lines[1:]]))
+        epochs, images = recipe["train"]["epochs"], DATASETS[data].train_size
+        full = duration(epochs * images / speed)
+        rows.append([f"`{point.name}`", f"{speed:,.0f}", f"{images:,}", str(epochs), full])
+    if not rows:
+        return ABSENT
+    return grid(["job", "images/s", "images of the full set", "epochs", "full run"], rows)
+
+
+KINDS: dict[str, Callable[[str], str]] = {
+    "table": table,
+    "log": log,
+    "time": time_table,
+    "truth": truth,
+    "large": large,
+}
+
+
+def save(name: str, content: bytes) -> None:
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / name).write_bytes(content)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page with its blocks written anew."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        text = BLOCK.sub(lambda m: f"{m[1]}{KINDS[m[2]](m[3])}{m[5]}", text)
+        folder = path.parent.relative_to(ROOT).as_posix()
+        yield path, text if folder == "docs" else text.replace("](figures/", "](docs/figures/")
+
+
+if __name__ == "__main__":
+    for path, text in pages():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,82 @@
+"""Figures of results.md: certified accuracy, ACR against seconds, estimated against certified."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from covprop.report.curves import RC, figures
+from covprop.report.style import line
+from covprop.report.summary import Summary
+
+BINS = 8
+PANELS = 3
+
+
+def certified_curves(summaries: Sequence[Summary]) -> bytes:
+    """Certified accuracy against radius, as `covprop report` draws it."""
+    return figures(summaries)["curves.png"]
+
+
+def time_to_acr(
+    curves: Mapping[str, Sequence[tuple[float, float]]], thresholds: Sequence[float]
+) -> bytes:
+    """ACR against seconds of training, a point a finished run."""
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for index, (name, curve) in enumerate(curves.items()):
+            seconds, acr = zip(*sorted(curve), strict=True)
+            axes.plot(seconds, acr, marker="o", markersize=4, color=line(index).light, label=name)
+        for threshold in thresholds:
+            axes.axhline(threshold, color="#999999", linewidth=0.7, dashes=(4, 3))
+        axes.set(xscale="log", xlabel="seconds of training", ylabel="average certified radius")
+        axes.grid(True)
+        axes.legend(frameon=False)
+        return _png(figure)
+
+
+def calibration(models: Sequence[tuple[str, Summary]]) -> bytes:
+    """Mean certified radius by bins of the estimated one, a panel a model."""
+    distinct = dict(models)
+    across = min(PANELS, len(distinct))
+    down = -(-len(distinct) // across)
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(3.1 * across, 2.9 * down), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False)
+        for axes in grid.flat[len(distinct) :]:
+            axes.set_visible(False)
+        for axes, (name, summary) in zip(grid.flat, distinct.items(), strict=False):
+            end = 0.0
+            for index, agreement in enumerate(summary.agreements):
+                x, y = binned(agreement.estimated, agreement.certified)
+                look = line(index).light
+                axes.plot(x, y, marker="o", markersize=3, color=look, label=agreement.estimator)
+                end = max(end, float(agreement.certified.max(initial=0.0)))
+            axes.plot([0, end], [0, end], color="#999999", linewidth=0.8, dashes=(4, 3))
+            axes.set(xlabel="estimated radius", ylabel="certified radius", xlim=(0, 3 * end or 1))
+            axes.set_title(name, fontsize=8, loc="left")
+            axes.grid(True)
+            axes.legend(frameon=False)
+        return _png(figure)
+
+
+def binned(
+    estimated: np.ndarray[tuple[int], np.dtype[np.float64]],
+    certified: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> tuple[list[float], list[float]]:
+    """Mean estimated and mean certified radius in bins of equally many images."""
+    order = np.argsort(estimated, kind="stable")
+    parts = [part for part in np.array_split(order, BINS) if len(part)]
+    return (
+        [float(estimated[part].mean()) for part in parts],
+        [float(certified[part].mean()) for part in parts],
+    )
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

@@ -1,0 +1,122 @@
+"""A wave is run to its end, within its time, and comes home without its weights."""
+
+import argparse
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from scripts import benchmark
+
+jobs = benchmark("jobs")
+results = benchmark("results")
+
+WAVE = """
+recipe = "digits/gaussian-0.25"
+set = ["model.width=4", "train.device=cpu"]
+epochs = 1
+seconds = 1
+[[job]]
+name = "good"
+certify = "--n 200 --max 2 --device cpu"
+estimate = ["shared"]
+[[job]]
+name = "bad"
+set = ["train.max_loss=0.01"]
+[[job]]
+name = "long"
+seconds = 1e6
+"""
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COVPROP_COMMIT", "0123456789ab")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.toml").write_text(WAVE)
+    return argparse.Namespace(
+        wave=tmp_path / "first.toml",
+        data=None,
+        runs=tmp_path / "runs",
+        archive=tmp_path / "out" / "first.tar.gz",
+        slots=2,
+        minutes=10.0,
+        startup=1.0,
+        again=False,
+    )
+
+
+def test_a_wave_is_run_and_archived(
+    options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = jobs.read_wave(options.wave)
+    results.Wave(options, listed).run()
+    said = capsys.readouterr().out
+    assert "not run, for want of time: long-seed0" in said
+    assert "bad-seed0: FAILED" in said
+    record = json.loads((options.runs / "first/good-seed0/run.json").read_text())
+    assert record["status"] == "done"
+    assert record["commit"] == "0123456789ab"
+    assert record["commands"][1].startswith("covprop certify runs/first/good-seed0 --n 200")
+    assert set(record["seconds_by_command"]) == {"train", "certify", "estimate"}
+    with tarfile.open(options.archive) as tar:
+        names = {Path(name) for name in tar.getnames()}
+    good = {name.name for name in names if name.parent == Path("first/good-seed0")}
+    kept = {"config.toml", "metrics.jsonl", "run.json", "job.log", "estimated.tsv"}
+    logs = {f"certify_sigma_0.25.{kind}" for kind in ("tsv", "json", "rows.jsonl")}
+    assert good == kept | logs
+    assert Path("first/bad-seed0/run.json") in names
+    # What is done is not run again, and a failure only if asked for.
+    assert [job.name for job in results.Wave(options, listed).waiting] == ["long"]
+    options.again = True
+    assert [job.name for job in results.Wave(options, listed).waiting] == ["bad", "long"]
+
+
+def test_what_is_at_home_is_not_run_again(options: argparse.Namespace) -> None:
+    listed = jobs.read_wave(options.wave)
+    home = Path("results/first/long-seed0")
+    home.mkdir(parents=True)
+    (home / "run.json").write_text('{"status": "done"}')
+    assert [job.name for job in results.Wave(options, listed).waiting] == ["good", "bad"]
+
+
+def test_a_run_that_meets_the_limit_goes_on_later(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.wave.write_text(
+        'recipe = "digits/gaussian-0.25"\nset = ["train.device=cpu"]\nepochs = 2000\nseconds = 0\n'
+        '[[job]]\nname = "a"\n'
+    )
+    monkeypatch.setattr(results, "GRACE", 10.0)
+    options.minutes, options.startup = 27 / 60, 0.0  # 12 s of work, then it is asked to stop
+    results.Wave(options, jobs.read_wave(options.wave)).run()
+    assert "a-seed0: stopped by the time limit" in capsys.readouterr().out
+    folder = options.runs / "first/a-seed0"
+    assert (folder / "state.pt").exists()
+    assert not (folder / "run.json").exists()
+    assert "to continue" in (folder / "job.log").read_text()
+
+
+def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
+    (good, *_) = jobs.read_wave(options.wave)
+    seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)
+    assert seconds > 0
+    assert speed == pytest.approx(1408 / seconds, rel=0.5)  # 22 batches of 64 images
+
+
+def test_links_make_an_epoch_longer(tmp_path: Path) -> None:
+    for name in ("train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg"):
+        (tmp_path / "few" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "few" / name).write_text(name)
+    for _ in range(2):
+        jobs.repeated(tmp_path / "few", tmp_path / "many", 3)
+    found = sorted(
+        p.relative_to(tmp_path / "many").as_posix() for p in tmp_path.rglob("many/*/*/*")
+    )
+    assert found == [
+        *(f"train/a/1-{i}.jpg" for i in range(3)),
+        *(f"train/b/2-{i}.jpg" for i in range(3)),
+        "val/a/3-0.jpg",
+    ]
+    assert (tmp_path / "many/train/b/2-2.jpg").read_text() == "train/b/2.jpg"

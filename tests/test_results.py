@@ -1,0 +1,144 @@
+"""The tables of docs/results.md say what the files under results/ say."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from certifications import add_estimates, draw_rows, make_run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """docs/make_results.py with an empty results folder."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs/make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make_results", module)  # its dataclasses look it up
+    spec.loader.exec_module(module)
+    published = (module.RESULTS / "published.toml").read_text(encoding="utf-8")
+    (tmp_path / "published.toml").write_text(published, encoding="utf-8")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(module, "FIGURES", tmp_path / "figures")
+    return module
+
+
+def add_run(
+    wave: Path, job: str, seed: int, rows: int = 0, data: str = "mnist", **facts: str
+) -> Path:
+    """A finished job as benchmarks/results.py leaves it; `rows` is the seed of its made-up rows."""
+    folder = wave / f"{job}-seed{seed}"
+    log = make_run(folder, rows or seed + 1)
+    config = (folder / "config.toml").read_text().replace("digits", data)
+    lr = sum(map(ord, job))  # recipes of different jobs differ
+    (folder / "config.toml").write_text(config + f"\n[train]\nlr = {lr}\nseed = {seed}\n")
+    record = {"name": job, "status": "done", "recipe": "imagenet/gaussian-0.50", "side_by_side": 3}
+    changes = {"set": ["train.epochs=3", "train.lr=0.2", "train.seed=0"]}
+    (folder / "run.json").write_text(json.dumps(record | changes | facts))
+    return log
+
+
+def acr(seed: int) -> float:
+    rows = draw_rows(seed, 0.25)
+    return sum(r["correct"] * r["radius"] for r in rows) / len(rows)
+
+
+def lines(text: str, start: str) -> list[list[str]]:
+    found = [line for line in text.splitlines() if line.startswith(f"| `{start}")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
+
+
+def test_a_wave_that_was_not_run_says_so(make: ModuleType) -> None:
+    for kind in make.KINDS.values():
+        assert kind("nothing") == "Not run yet.\n"
+
+
+def test_the_table_has_every_recipe_once(make: ModuleType, tmp_path: Path) -> None:
+    wave = tmp_path / "mnist-0.25"
+    for seed in (0, 1):
+        add_run(wave, "a", seed)
+    add_run(wave, "b", 0, rows=5)
+    text = make.table("mnist-0.25")
+    (a,), (b,) = lines(text, "a`"), lines(text, "b`")
+    mean, half = (acr(1) + acr(2)) / 2, abs(acr(1) - acr(2)) / 2**0.5
+    assert a[1:3] == [f"{mean:.3f} ± {half:.3f}", "2"]
+    assert b[1].startswith(f"{acr(5):.3f} ± ")
+    assert (a[8], a[9], a[10]) == ("4.5 s (3 side by side)", "3", "1,000")
+    assert "Consistency 0.928" in text
+    assert "the paper's method 0.904" in text
+    assert (tmp_path / "figures" / "results-mnist-0.25.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_price_of_an_epoch_alone_wins(make: ModuleType, tmp_path: Path) -> None:
+    wave = tmp_path / "wave"
+    add_run(wave, "a", 0)
+    (wave / "timing.tsv").write_text("job\tseconds_per_epoch\na-5epochs\t0.5\n")
+    assert lines(make.table("wave"), "a`")[0][8] == "1.5 s"  # three epochs
+
+
+def test_time_to_acr_takes_the_shortest_run_that_is_there(
+    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wave = tmp_path / "wave"
+    best = max((1, 2), key=acr)
+    for length, rows in ((5, 3 - best), (10, best)):
+        log = add_run(wave, f"a-{length}epochs", 0, rows=rows)
+        log.with_name("metrics.jsonl").write_text(
+            json.dumps({"epoch": length, "seconds": 2.0 * length}) + "\n"
+        )
+    between = (acr(1) + acr(2)) / 2
+    monkeypatch.setattr(make, "THRESHOLDS", (0.0, between, 9.0))
+    (row,) = lines(make.time_table("wave"), "a`")
+    assert row[1:] == ["10.0 s", "20.0 s", "not reached", f"{acr(best):.3f}", "20.0 s"]
+
+
+def test_truth_compares_on_the_same_images(make: ModuleType, tmp_path: Path) -> None:
+    log = add_run(tmp_path / "wave", "a", 0)
+    add_estimates(log, {"shared": {r["idx"]: 2 * r["radius"] for r in draw_rows(1, 0.25)}})
+    (row,) = lines(make.truth("wave"), "a`")
+    assert row[1] == "shared"
+    assert float(row[3]) == pytest.approx(2 * float(row[2]), abs=2e-3)
+    assert row[4:] == ["1.00", "1.00", "2.00 / 2.00 / 2.00"]
+
+
+def test_the_log_keeps_failures(make: ModuleType, tmp_path: Path) -> None:
+    add_run(tmp_path / "wave", "a", 0)
+    log = add_run(tmp_path / "wave", "b", 0, status="failed")
+    log.unlink()
+    text = make.log("wave")
+    assert lines(text, "a`")[0][2] == "`train.lr=0.2`"
+    assert lines(text, "b`")[0][3] == "failed"
+
+
+def test_a_full_run_is_worked_out(make: ModuleType, tmp_path: Path) -> None:
+    log = add_run(tmp_path / "wave", "a", 0)
+    speeds = [10.0, 2000.0, 2000.0]
+    rows = [{"epoch": i + 1, "seconds": 1, "images_per_second": s} for i, s in enumerate(speeds)]
+    log.with_name("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = lines(make.large("wave"), "a`")
+    assert row[1:4] == ["2,000", "1,281,167", "120"]
+    assert row[4] == "21 h 21 min"  # 120 · 1,281,167 / 2,000 s
+
+
+def test_the_pages_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("real_results", ROOT / "docs/make_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "docs"))
+    sys.modules["real_results"] = module
+    try:
+        spec.loader.exec_module(module)
+        module.save = lambda name, content: None
+        for path, text in module.pages():
+            written = path.read_text(encoding="utf-8")
+            assert written == text, f"{path.name} is out of date: run python docs/make_results.py"
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+        del sys.modules["real_results"]
