@@ -72,11 +72,12 @@ def world(device: str = "auto") -> Iterator[World]:
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
     if size == 1:
         yield World(0, 1, chosen)
         return
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
         dist.init_process_group("nccl", device_id=chosen)
     else:
         dist.init_process_group("gloo")

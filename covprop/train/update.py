@@ -53,8 +53,7 @@ class Update:
         )
         self.defaults = [torch.default_generator]
         if here.device.type == "cuda":
-            index = here.device.index or torch.cuda.current_device()
-            self.defaults.append(torch.cuda.default_generators[index])
+            self.defaults.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self.layout = torch.channels_last if options.channels_last else torch.contiguous_format
         self.lr = math.nan
         self.first: dict[Hashable, int] = {}  # epoch in which a phase was met, if compiled

@@ -133,7 +133,8 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
-    while not (out / "state.pt").exists() and process.poll() is None:
+    rows = out / "metrics.jsonl"
+    while not (rows.exists() and rows.stat().st_size) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
