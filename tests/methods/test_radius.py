@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.methods import Losses, Radius
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE
@@ -119,6 +120,33 @@ def test_linearized_gradient_by_differences(net: nn.Module, batch: Batch) -> Non
         assert weight.grad is not None
         slope = (values[0] - values[1]) / (2 * step)
         assert weight.grad[place].item() == pytest.approx(slope, rel=1e-4, abs=1e-5)
+
+
+def test_a_share_of_the_batch_carries_the_whole_hinge(net: nn.Module, batch: Batch) -> None:
+    x, y = torch.cat([batch[0], batch[0]])[:8], torch.cat([batch[1], batch[1]])[:8]
+    y = net(x).argmax(1)
+    options = {"estimator": "linearized", "mean": "clean", "offset": 9.0}
+    whole = _run(Radius(0.25, SHAPE, **options), net, (x, y))
+    plain = _run(Radius(0.25, SHAPE, weight=0.0, **options), net, (x, y))
+    part = _run(Radius(0.25, SHAPE, share=0.25, **options), net, (x, y))
+    hinge = (whole.per_sample - plain.per_sample)[:2]
+    torch.testing.assert_close((part.per_sample - plain.per_sample)[:2], 4 * hinge)
+    torch.testing.assert_close(part.per_sample[2:], plain.per_sample[2:])
+    torch.testing.assert_close(part.logits, whole.logits)
+    assert part.radius is not None
+    assert whole.radius is not None
+    torch.testing.assert_close(part.radius[:2], whole.radius[:2])
+    assert part.radius[2:].isnan().all()
+    tiny = _run(Radius(0.25, SHAPE, share=0.01, **options), net, (x, y))
+    assert tiny.radius is not None
+    assert tiny.radius.isfinite().tolist() == [True] + 7 * [False]
+
+
+def test_share_is_for_linearized() -> None:
+    with pytest.raises(InvalidInput, match=r"share must lie in \(0, 1\]"):
+        Radius(0.25, SHAPE, estimator="linearized", share=0.0)
+    with pytest.raises(InvalidInput, match="share goes with"):
+        Radius(0.25, SHAPE, share=0.5)
 
 
 @pytest.mark.parametrize("estimator", ["shared", "linearized"])
