@@ -27,6 +27,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from covprop.allocator import keep_freed_memory
 from covprop.bench import machine
 from covprop.bench.certify import matrix_product
 from covprop.bench.layers import count_flops
@@ -354,6 +355,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    keep_freed_memory()  # as the program does
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True

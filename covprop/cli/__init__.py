@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from covprop.allocator import keep_freed_memory
 from covprop.cli.bench import app as bench_app
 from covprop.cli.certify import certify
 from covprop.cli.data import app as data_app
@@ -54,6 +55,7 @@ app.command("demo")(demo)
 
 def main() -> None:
     """Run the command line; the `covprop` script and `python -m covprop` both start here."""
+    keep_freed_memory()
     try:
         app()
     except CovpropError as error:
