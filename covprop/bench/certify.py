@@ -1,10 +1,18 @@
-"""`covprop.certify` against the usual loop, and both against what the machine can multiply."""
+"""`covprop.certify` against the usual loop, and both against what the machine can multiply.
+
+A way that draws a fixed number of samples is timed on a few images, the others on all: how soon a
+sequential certificate stops depends on the image, what a sample costs does not.
+"""
 
 from __future__ import annotations
 
+import copy
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +22,14 @@ from covprop.bench.layers import count_flops, no_grad
 from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.certify import SampleWarning
 from covprop.certify import certify as ours
-from covprop.certify.noise import block_size
+from covprop.certify.bounds import Question, best_lower, certified_radius, looks
+from covprop.certify.each import Certifying, Way, opened
+from covprop.certify.engine import Engine
+from covprop.certify.queue import run
 
-LOOP, SEQUENTIAL, CEILING = "usual loop, fp32, batch 1000", "sequential", "matrix product"
-DELTA = 0.05
+LOOP, LOOP_TF32 = "usual loop, fp32", "usual loop, TF32"
+CEILING = "matrix product"
+PRODUCTS = 10  # in a row
 
 
 @dataclass(frozen=True)
@@ -31,16 +43,40 @@ class Task:
     n: int = 100_000
     n0: int = 100
     alpha: float = 0.001
-    batch: int = 2048
+    batch: int | None = None
+    few: int = 2  # images of the ways that draw a fixed number of samples
+    compiling: bool = True
 
     @property
     def device(self) -> torch.device:
         return self.x.device
 
+    @property
+    def replays(self) -> bool:
+        """Whether this device replays passes, in bfloat16."""
+        return self.device.type == "cuda"
+
+    @property
+    def questions(self) -> dict[str, Question]:
+        """The sequential ways: the radius to within σ/5 and 2σ/5, or which radii it reaches."""
+        unit = self.sigma
+        largest = float(certified_radius(best_lower(1.0, self.n, self.alpha), unit))
+        radii = [(2 * unit,), (unit, 2 * unit, 3 * unit)]
+        within = [tuple(radius for radius in some if radius <= largest) for some in radii]
+        asked = [Question(delta=0.2 * unit), Question(delta=0.4 * unit)]
+        asked += [Question(at_least=some) for some in within if some]
+        return {title(question): question for question in asked}
+
+
+def title(question: Question) -> str:
+    if question.delta is not None:
+        return f"sequential, radius within {question.delta:g}"
+    return f"sequential, at least {' / '.join(f'{r:g}' for r in question.at_least)}?"
+
 
 @dataclass(frozen=True)
 class Side:
-    """One way to certify: its time for all images and the samples it drew for them."""
+    """One way to certify: its time for some images and the samples it drew for them."""
 
     name: str
     time: Timing
@@ -48,94 +84,182 @@ class Side:
     images: int
     flops: int  # a sample
     ceiling: float  # floating-point operations a second
+    setup: float = 0.0  # seconds, once
+    fill: float = 1.0  # share of the computed samples that count
+
+    @property
+    def seconds_an_image(self) -> float:
+        return self.time.median / self.images
 
     @property
     def seconds_a_sample(self) -> float:
-        return self.time.median / (self.samples * self.images)
+        return self.seconds_an_image / self.samples
 
     @property
     def share(self) -> float:
         """Share of the measured ceiling."""
         return self.flops / self.seconds_a_sample / self.ceiling
 
+    def seconds(self, images: int) -> float:
+        """For so many images, set-up included."""
+        return self.setup + images * self.seconds_an_image
 
-def measure(task: Task, effort: Effort, product_size: int | None = None) -> list[Side]:
+
+@dataclass
+class Work:
+    """One way as it is measured: what to run, and what the runs said of themselves."""
+
+    run: Callable[[], object]
+    images: int
+    samples: float = 0.0
+    setup: float = 0.0
+    fill: float = 1.0
+
+
+def measure(
+    task: Task,
+    effort: Effort,
+    product_size: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Side]:
     """Every way in turn on the same images, with the ceiling measured between them."""
-    drawn: dict[str, float] = {}
-    ways = _ways(task, drawn)
-    for _, warm in ways.values():
-        warm()
     size = product_size or (8192 if task.device.type == "cuda" else 2048)
-    product = matrix_product(task.device, size)
-    sides: dict[str, Callable[[], object]] = {name: run for name, (run, _) in ways.items()}
-    once = replace(effort, warmup=0, sample_seconds=0.0)
-    times = interleaved({**sides, CEILING: product}, task.device, once)
-    # The best of the rounds: a ceiling is what the machine can do.
-    ceiling = 2 * size**3 / times[CEILING].low
     flops = count_flops(no_grad(lambda: task.model(task.x[:1])))
-    return [Side(name, times[name], drawn[name], len(task.x), flops, ceiling) for name in sides]
+    once = replace(effort, warmup=0, sample_seconds=0.0)
+    with ExitStack() as stack:
+        fixed, engine = _fixed(task, stack, say)
+        sides = {name: work.run for name, work in fixed.items()}
+        say(f"a fixed number of samples: {', '.join(fixed)} …")
+        product = matrix_product(task.device, size)
+        sides[CEILING] = lambda: [product() for _ in range(PRODUCTS)]
+        sides[CEILING]()
+        times = interleaved(sides, task.device, once)
+        works = dict(fixed)
+        best = list(fixed)[-1]
+        for name, question in task.questions.items():
+            full = f"{best}, {name}"
+            say(f"{full} …")
+            works[full] = _sequential(task, engine, question, fixed[best].setup)
+            times |= interleaved({full: works[full].run}, task.device, replace(once, rounds=1))
+    # The best of the rounds: a ceiling is what the machine can do.
+    ceiling = PRODUCTS * 2 * size**3 / times[CEILING].low
+    return [
+        Side(name, times[name], w.samples, w.images, flops, ceiling, w.setup, w.fill)
+        for name, w in works.items()
+    ]
 
 
-Way = tuple[Callable[[], object], Callable[[], object]]
+def _fixed(
+    task: Task, stack: ExitStack, say: Callable[[str], None]
+) -> tuple[dict[str, Work], Engine | None]:
+    """The ways that draw n samples, warmed up; the last is the fastest, with its engine."""
+    few = min(task.few, len(task.x))
+    ways = {LOOP: _loop(task, few, tf32=False)}
+    if not task.replays:
+        ways["covprop, fp32"] = _plain(task, few, None, None)
+        return ways, None
+    ways[LOOP_TF32] = _loop(task, few, tf32=True)
+    ways["covprop, bf16, plain passes"] = _plain(task, few, torch.bfloat16, None)
+    engine = None
+    for name, compiling in (("replayed", False), ("compiled and replayed", True)):
+        if compiling and not task.compiling:
+            continue
+        say(f"{name}: set-up …")
+        start = time.perf_counter()
+        engine = stack.enter_context(opened(task.model, task.x[0], _way(task, compiling), 0))
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
+        setup = time.perf_counter() - start
+        # A graph takes a few more images: the last pass is not full.
+        ways[f"covprop, bf16, {name}"] = _queue(task, engine, None, min(8 * few, len(task.x)))
+        ways[f"covprop, bf16, {name}"].setup = setup
+    return ways, engine
 
 
-def _ways(task: Task, drawn: dict[str, float]) -> dict[str, Way]:
-    """Name -> (the measured work, a short version of it that warms everything up)."""
+def _loop(task: Task, few: int, *, tf32: bool) -> Work:
+    # As the loop's own code has it: weights in torch's ordinary layout.
+    model = copy.deepcopy(task.model).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
-    def loop(n: int) -> None:
-        for image in task.x:
-            certify_one(
-                task.model, image, task.sigma,
-                n0=task.n0, n=n, alpha=task.alpha, num_classes=task.classes,
-            )  # fmt: skip
-        drawn[LOOP] = task.n + task.n0
-
-    def way(
-        name: str,
-        model: Callable[[Tensor], Tensor],
-        dtype: torch.dtype | None,
-        delta: float | None = None,
-    ) -> Way:
-        def run(n: int = task.n) -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SampleWarning)
-                found = ours(
-                    model, task.x, sigma=task.sigma, n0=task.n0, n=n, alpha=task.alpha,
-                    num_classes=task.classes, batch_size=task.batch, device=task.device,
-                    dtype=dtype, delta=delta,
+    def go(n: int) -> None:
+        with _tf32(tf32):
+            for image in task.x[:few]:
+                certify_one(
+                    model, image.contiguous(), task.sigma,
+                    n0=task.n0, n=n, alpha=task.alpha, num_classes=task.classes,
                 )  # fmt: skip
-            drawn[name] = float(found.n.double().mean()) + task.n0
 
-        return run, lambda: run(min(task.n, 2 * task.batch))
-
-    ways: dict[str, Way] = {LOOP: (lambda: loop(task.n), lambda: loop(min(task.n, 2000)))}
-    ways["covprop, fp32"] = way("covprop, fp32", task.model, None)
-    best: Callable[[Tensor], Tensor] = task.model
-    dtype, label = None, "fp32"
-    if task.device.type == "cuda":
-        dtype, label = torch.bfloat16, "bf16, compiled"
-        ways["covprop, bf16"] = way("covprop, bf16", task.model, dtype)
-        best = compiled(task)
-        ways[f"covprop, {label}"] = way(f"covprop, {label}", best, dtype)
-    name = f"covprop, {label}, {SEQUENTIAL}"
-    ways[name] = way(name, best, dtype, delta=DELTA)
-    return ways
+    go(min(task.n, 2000))
+    return Work(lambda: go(task.n), few, float(task.n + task.n0))
 
 
-def compiled(task: Task) -> Callable[[Tensor], Tensor]:
-    """The model by torch.compile, for one batch size: the last, shorter pass is filled up."""
-    block = block_size(tuple(task.x.shape[1:]))
-    size = max(1, task.batch // block) * block
-    network = torch.compile(task.model, dynamic=False)
+def _plain(task: Task, images: int, dtype: torch.dtype | None, question: Question | None) -> Work:
+    """`certify` without replayed passes."""
+    work = Work(lambda: None, images)
 
-    def run(x: Tensor) -> Tensor:
-        if len(x) == size:
-            return network(x)
-        filled = torch.cat([x, x.new_zeros(size - len(x), *x.shape[1:])])
-        layout = torch.channels_last if not x.is_contiguous() else torch.contiguous_format
-        return network(filled.contiguous(memory_format=layout))[: len(x)]
+    def go(n: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SampleWarning)
+            found = ours(
+                task.model, task.x[:images], sigma=task.sigma, n0=task.n0, n=n, alpha=task.alpha,
+                num_classes=task.classes, batch_size=task.batch, device=task.device, dtype=dtype,
+                delta=question.delta if question else None,
+                at_least=(question.at_least or None) if question else None, fast=False,
+            )  # fmt: skip
+        work.samples = float(found.n.double().mean()) + task.n0
 
-    return run
+    if question is None:
+        go(min(task.n, 4096))
+    work.run = lambda: go(task.n)
+    return work
+
+
+def _sequential(task: Task, engine: Engine | None, question: Question, setup: float) -> Work:
+    if engine is None:
+        return _plain(task, len(task.x), None, question)
+    work = _queue(task, engine, question, len(task.x))
+    work.setup = setup
+    return work
+
+
+def _queue(task: Task, engine: Engine, question: Question | None, images: int) -> Work:
+    """Replayed passes, from the first image to the last answer."""
+    plan = looks(task.n, task.alpha, sequential=question is not None, step=engine.block)
+    work = Work(lambda: None, images)
+
+    def go() -> None:
+        procedure = Certifying(task.n0, plan, sigma=task.sigma, question=question, soft=False)
+        before, wanted, drawn = engine.passes, engine.wanted, 0
+        for settled in run(engine, enumerate(task.x[:images]), procedure, 0):
+            drawn += int(procedure.found(settled)[3].sum())
+        work.samples = drawn / images + task.n0
+        computed = (engine.passes - before) * engine.width * engine.block
+        work.fill = (engine.wanted - wanted) / computed
+
+    work.run = go
+    return work
+
+
+def _way(task: Task, compiling: bool) -> Way:
+    return Way(
+        task.sigma, task.classes, task.batch, 0, task.device, torch.bfloat16, False,
+        (0.0, 1.0), compiling,
+    )  # fmt: skip
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether float32 products may round their factors to TF32, which GPUs of 2019 did not."""
+    flags: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = [flag.allow_tf32 for flag in flags]
+        for flag in flags:
+            flag.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            for flag, value in zip(flags, before, strict=True):
+                flag.allow_tf32 = value
 
 
 def matrix_product(device: torch.device, size: int) -> Callable[[], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
-from covprop.certify.queue import IN_FLIGHT, Image, run
+from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
 from covprop.certify.sample import Sampler, Tallies, check_images
 
 Source = Iterable[tuple[int, Tensor]]
@@ -40,19 +41,12 @@ class Way:
         )  # fmt: skip
 
 
-def settle(
-    model: Callable[[Tensor], Tensor],
-    source: Source,
-    procedure: Certifying | Predicting,
-    way: Way,
-    samples: int,
-) -> Iterator[list[Image]]:
-    """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
-    images = iter(source)
-    first = next(images, None)
-    if first is None:
-        return
-    with way.sampler(model, first[1], [first[0]]) as sampler:
+@contextmanager
+def opened(
+    model: Callable[[Tensor], Tensor], x: Tensor, way: Way, samples: int
+) -> Iterator[Engine]:
+    """An engine for images like x, ready for about so many samples; the model in eval mode."""
+    with way.sampler(model, x, [0]) as sampler:
         assert sampler.num_classes is not None
         engine = Engine(
             model,
@@ -69,13 +63,28 @@ def settle(
             soft=way.soft,
         )
         engine.speed_up(samples, compiling=way.compiled)
-        procedure.engine = engine
+        yield engine
 
-        def checked() -> Iterator[tuple[int, Tensor]]:
-            for index, x in chain([first], images):
-                check_images(x, way.value_range)
-                yield index, x
 
+def settle(
+    model: Callable[[Tensor], Tensor],
+    source: Source,
+    procedure: Procedure,
+    way: Way,
+    samples: int,
+) -> Iterator[list[Image]]:
+    """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
+    images = iter(source)
+    first = next(images, None)
+    if first is None:
+        return
+
+    def checked() -> Iterator[tuple[int, Tensor]]:
+        for index, x in chain([first], images):
+            check_images(x, way.value_range)
+            yield index, x
+
+    with opened(model, first[1], way, samples) as engine:
         yield from run(engine, checked(), procedure, way.seed)
 
 
@@ -99,7 +108,6 @@ class Certifying:
         self.first, self.plan, self.sigma = n0, plan, sigma
         self.question, self.soft = question, soft
         self.known: dict[int, _Known] = {}
-        self.engine: Engine | None = None
 
     def advance(self, images: list[Image]) -> None:
         """See `queue.Procedure`."""
@@ -153,7 +161,6 @@ class Predicting:
 
     def __init__(self, n: int) -> None:
         self.first = n
-        self.engine: Engine | None = None
 
     def advance(self, images: list[Image]) -> None:
         """See `queue.Procedure`."""

@@ -157,8 +157,20 @@ def certify(
     n: Annotated[
         int | None, typer.Option("--n", help="Samples an image.", show_default="100000; CPU: 2000")
     ] = None,
-    images: Annotated[int, typer.Option(help="How many images.")] = 4,
-    batch: Annotated[int, typer.Option(help="Samples in one forward pass on a GPU.")] = 2048,
+    images: Annotated[
+        int | None,
+        typer.Option(
+            help="Images of the sequential ways.", show_default="a run's: 500; else 16; CPU: 4"
+        ),
+    ] = None,
+    few: Annotated[int, typer.Option(help="Images of the usual loop.")] = 2,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Samples in one forward pass on a GPU.", show_default="32 px: 2048"),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Also compiled passes, on a GPU.")
+    ] = True,
     device: benching.Device = "auto",
     threads: benching.Threads = None,
     rounds: benching.Rounds = None,
@@ -176,29 +188,35 @@ def certify(
     covprop bench certify --model lenet --n 1000 --images 1
 
     With the share of what the machine reaches in a large matrix product,
-    measured in the same run.
+    measured in the same run, and what 500 and 2,000 images would take.
     """
     from covprop.bench import certify as bench
     from covprop.bench import machine
     from covprop.bench.certify_report import certify_report
     from covprop.bench.subject import SIGMA
 
-    few = rounds or (None if quick else 3)
     subject, effort, console = benching.start(
-        model, width, norm, image, device, threads, few, quick
+        model, width, norm, image, device, threads, rounds or (None if quick else 3), quick
     )
     facts = machine.facts(subject.device)
-    samples = n or (200 if quick else 100_000 if subject.device.type == "cuda" else 2000)
+    cuda = subject.device.type == "cuda"
+    samples = n or (200 if quick else 100_000 if cuda else 2000)
     if run is None:
         name, sigma, classes = subject.name, SIGMA, subject.classes
-        network, x = subject.build().eval(), subject.batch(images)[0]
+        count, weights = images or (16 if cuda else 4), "untrained, random images"
+        network, x = subject.build().eval(), subject.batch(count)[0]
     else:
-        name, sigma, classes, network, x = benching.trained(run, subject.device, data, images)
-    task = bench.Task(network, x, sigma, classes, n=samples, batch=batch)
-    console.print(f"{len(x)} images, {samples:,} samples each, every way …", highlight=False)
-    sides = bench.measure(task, effort, 256 if quick else None)
-    report = certify_report(sides, task, name, run is not None, facts)
-    benching.finish(report, console, json, save, out)
+        count, weights = images or (500 if cuda else 4), f"of {run}, test images"
+        name, sigma, classes, network, x = benching.trained(run, subject.device, data, count)
+    task = bench.Task(
+        network, x, sigma, classes, n=samples, batch=batch, few=few, compiling=compiled
+    )
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    sides = bench.measure(task, effort, 256 if quick else None, say)
+    benching.finish(certify_report(sides, task, name, weights, facts), console, json, save, out)
 
 
 @app.command("truth")
