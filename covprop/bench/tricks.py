@@ -84,6 +84,9 @@ def compiled(step: TrainingStep) -> Callable[[], None]:
     if step.name == "calibrated":
         raise Unavailable("what the method measures changes in every step, so it recompiles")
     torch.compiler.reset()
+    own = getattr(step.method, "compile_for", None)
+    if own is not None and own(step.model):
+        return step
     step()  # a propagator is built at the first call, which is not for the compiler
     if step.name == "linearized":
         return _flat(step)

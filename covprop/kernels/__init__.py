@@ -1,15 +1,14 @@
 """The moment-ReLU and the tap sum as differentiable operations, by the fastest means at hand.
 
 `moments.py` is the reference in plain torch, `blocked.py` the same in cache-sized blocks for the
-CPU, `triton_relu.py` the fused kernels for CUDA. In half precision on a GPU the backward pass gets
-by with the output, which the next layer keeps anyway, so a training step stores no more than it
-does for a plain ReLU; elsewhere it keeps the mean. Under torch.compile the reference is taken,
-since the compiler fuses it with its neighbours; set `COVPROP_FUSED=0` to take it everywhere.
+CPU, `triton_relu.py` the fused kernels for CUDA, and `half.py` what training in half precision on
+a GPU takes: quick formulas good to rounding, and a backward pass from the output alone. Under
+torch.compile the reference is taken, since the compiler fuses it with its neighbours; set
+`COVPROP_FUSED=0` to take it everywhere.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from types import ModuleType
 from typing import Any
@@ -17,16 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.moments import (
-    INV_SQRT_2PI,
-    cdf_and_exp_of_output,
-    normal_cdf,
-    quick_cdf_and_exp,
-    standardise,
-)
+from covprop.kernels.half import HAVE_TRITON, half_relu, is_matrix, takes
+from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
 from covprop.layers import per_channel
-
-HAVE_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
@@ -40,7 +32,7 @@ def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
     if HAVE_TRITON and mean.is_cuda and std.dtype == torch.float32:
         from covprop.kernels import triton_relu
 
-        return triton_relu if triton_relu.is_matrix(mean) else None
+        return triton_relu if is_matrix(mean) else None
     return None
 
 
@@ -49,17 +41,6 @@ def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
     if z.is_cuda and z.dtype == torch.float32:
         return quick_cdf_and_exp(z)
     return normal_cdf(z), torch.exp(-0.5 * z * z)
-
-
-def output_tells(mean: Tensor, slope: float) -> bool:
-    """Whether the backward pass works from the output: to rounding it does in half precision."""
-    return mean.is_cuda and slope == 0.0 and mean.dtype in (torch.bfloat16, torch.float16)
-
-
-def unit_output(out: Tensor, std: Tensor) -> Tensor:
-    """out/s in the precision of s: what the moment-ReLU of N(z, 1) gives."""
-    s = per_channel(std, out).clamp_min(torch.finfo(std.dtype).tiny)
-    return out.to(std.dtype) / s
 
 
 class _MomentReLU(torch.autograd.Function):
@@ -79,28 +60,22 @@ class _MomentReLU(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
         mean, std, ctx.slope = inputs
-        ctx.by_output = output_tells(mean, ctx.slope)
-        ctx.save_for_backward(output if ctx.by_output else mean, std)
+        ctx.save_for_backward(mean, std)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        kept, std = ctx.saved_tensors
+        mean, std = ctx.saved_tensors
         # A backward pass that is itself differentiated needs the reference.
-        kernel = None if torch.is_grad_enabled() else fused(kept, std)
-        if kernel and ctx.by_output:
-            return *kernel.backward_by_output(kept, std, grad), None
+        kernel = None if torch.is_grad_enabled() else fused(mean, std)
         if kernel:
-            return *kernel.backward(kept, std, grad, ctx.slope), None
+            return *kernel.backward(mean, std, grad, ctx.slope), None
         wide = grad.to(std.dtype)
-        if ctx.by_output:
-            cdf, bell = cdf_and_exp_of_output(unit_output(kept, std))
-        else:
-            cdf, bell = cdf_and_exp(standardise(kept.to(std.dtype), per_channel(std, kept)))
+        cdf, bell = cdf_and_exp(standardise(mean.to(std.dtype), per_channel(std, mean)))
         grad_mean = grad_std = None
         if ctx.needs_input_grad[0]:
             grad_mean = (wide * (ctx.slope + (1 - ctx.slope) * cdf)).to(grad.dtype)
         if ctx.needs_input_grad[1]:
-            dims = [0, *range(2, kept.ndim)]
+            dims = [0, *range(2, mean.ndim)]
             grad_std = (INV_SQRT_2PI * (1 - ctx.slope)) * (wide * bell).sum(dims)
         return grad_mean, grad_std, None
 
@@ -110,7 +85,18 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
 
     The arithmetic is done in the precision of `std`; the result has that of `mean`.
     """
+    if slope == 0.0 and takes(mean, std):
+        return half_relu(mean, std)[0]
     return _MomentReLU.apply(mean, std, slope)
+
+
+def moment_relu_beside(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for slope 0, and the mean itself for whatever else reads it.
+
+    A residual network reads it twice. Going through here, both gradients are added where the
+    moment-ReLU's is computed, which saves a pass over the feature map.
+    """
+    return half_relu(mean, std) if takes(mean, std) else (moment_relu(mean, std), mean)
 
 
 class _TapSum(torch.autograd.Function):

@@ -56,41 +56,6 @@ def quick_cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(z > 0, 1.0 - tail, tail), bell
 
 
-# z from log2(zΦ(z) + φ(z)) within 0.024 for −4 ≤ z ≤ 2.5: a minimax polynomial, fitted here.
-INVERSE = (
-    0.90323589,
-    0.89023098,
-    0.17956613,
-    0.030553733,
-    2.9154002e-3,
-    1.3854367e-4,
-    2.5558221e-6,
-)
-INVERSE_LOW, INVERSE_HIGH = 7.1452584e-6, 2.5020044  # zΦ(z) + φ(z) at the two ends
-
-
-def cdf_and_exp_of_output(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(z) to 1e-4 and exp(−z²/2) to 3.4e-4 from u = zΦ(z) + φ(z), the unit moment-ReLU's output.
-
-    u grows with z, so a backward pass needs nothing but the output, as a plain ReLU's does. A
-    polynomial guesses z, and one Newton step and a second-order expansion do the rest. Below
-    z = −4 both are given as 0.
-    """
-    inside = u.clamp(INVERSE_LOW, 10.0)
-    t = torch.log2(inside)
-    guess = torch.full_like(t, INVERSE[-1])
-    for coefficient in reversed(INVERSE[:-1]):
-        guess = guess * t + coefficient
-    z = torch.where(inside > INVERSE_HIGH, inside, guess)
-    cdf, bell = quick_cdf_and_exp(z)
-    pdf = INV_SQRT_2PI * bell
-    step = (inside - z * cdf - pdf) / cdf
-    cdf = cdf + step * pdf * (1.0 - 0.5 * z * step)
-    bell = bell * (1.0 - step * (z - 0.5 * (z * z - 1.0) * step))
-    known = u > INVERSE_LOW
-    return torch.where(known, cdf, 0.0), torch.where(known, bell, 0.0)
-
-
 def relu_mean(mean: Tensor, std: Tensor) -> Tensor:
     """E[relu(x)] = μΦ(z) + sφ(z)."""
     z = standardise(mean, std)

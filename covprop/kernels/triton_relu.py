@@ -1,8 +1,8 @@
 """The moment-ReLU as two Triton kernels: one pass forward, one pass backward.
 
 Both see a channels-last tensor as a matrix [pixels, channels]. The backward pass writes the
-gradient of the mean and reduces that of the per-channel deviation on the way; it reads the
-incoming gradient and either the mean or the output once: the bytes of a plain ReLU's backward.
+gradient of the mean and reduces that of the per-channel deviation on the way, so it reads the
+mean and the incoming gradient once: the bytes of a plain ReLU's backward plus one tensor.
 """
 
 from __future__ import annotations
@@ -33,26 +33,6 @@ def _moments(mean, std):
 
 
 @triton.jit
-def _moments_of_output(out, std):
-    """Φ(z) and φ(z) from the output; see `moments.cdf_and_exp_of_output`."""
-    u = out / tl.maximum(std, 1.1754944e-38)
-    inside = tl.minimum(tl.maximum(u, 7.1452584e-6), 10.0)
-    t = tl.log2(inside)
-    z = 2.5558221e-6 * t + 1.3854367e-4
-    z = z * t + 2.9154002e-3
-    z = z * t + 0.030553733
-    z = z * t + 0.17956613
-    z = z * t + 0.89023098
-    z = z * t + 0.90323589
-    z = tl.where(inside > 2.5020044, inside, z)
-    cdf, pdf = _moments(z, 1.0)
-    step = (inside - z * cdf - pdf) / cdf
-    cdf += step * pdf * (1.0 - 0.5 * z * step)
-    pdf *= 1.0 - step * (z - 0.5 * (z * z - 1.0) * step)
-    return tl.where(u > 7.1452584e-6, cdf, 0.0), tl.where(u > 7.1452584e-6, pdf, 0.0)
-
-
-@triton.jit
 def _forward(mean_ptr, std_ptr, out_ptr, rows, channels, slope, R: tl.constexpr, C: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     col = tl.program_id(1) * C + tl.arange(0, C)
@@ -68,8 +48,8 @@ def _forward(mean_ptr, std_ptr, out_ptr, rows, channels, slope, R: tl.constexpr,
 
 @triton.jit
 def _backward(
-    kept_ptr, std_ptr, grad_ptr, grad_mean_ptr, partial_ptr, rows, channels, slope,
-    R: tl.constexpr, C: tl.constexpr, LOOPS: tl.constexpr, BY_OUTPUT: tl.constexpr,
+    mean_ptr, std_ptr, grad_ptr, grad_mean_ptr, partial_ptr, rows, channels, slope,
+    R: tl.constexpr, C: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(1) * C + tl.arange(0, C)
     std = tl.load(std_ptr + col, mask=col < channels, other=1.0)[None, :]
@@ -79,24 +59,14 @@ def _backward(
         row = first + loop * R + tl.arange(0, R)
         inside = (row[:, None] < rows) & (col[None, :] < channels)
         at = row[:, None] * channels + col[None, :]
-        kept = tl.load(kept_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + at, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if BY_OUTPUT:
-            cdf, pdf = _moments_of_output(kept, std)
-        else:
-            cdf, pdf = _moments(kept, std)
+        cdf, pdf = _moments(mean, std)
         grad_mean = grad * (slope + (1.0 - slope) * cdf)
         tl.store(grad_mean_ptr + at, grad_mean.to(grad_mean_ptr.dtype.element_ty), mask=inside)
         total += grad * pdf
     partial = tl.sum(total, axis=0) * (1.0 - slope)
     tl.store(partial_ptr + tl.program_id(0) * channels + col, partial, mask=col < channels)
-
-
-def is_matrix(x: Tensor) -> bool:
-    """Whether x lies in memory as [pixels, channels]: a vector batch, or channels last."""
-    if x.ndim == 2:
-        return x.is_contiguous()
-    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _columns(channels: int) -> int:
@@ -115,27 +85,15 @@ def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
 
 def backward(mean: Tensor, std: Tensor, grad: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """Gradients of the mean and of std; the partial sums are added in a fixed order."""
-    return _launch_backward(mean, std, grad, slope, by_output=False)
-
-
-def backward_by_output(out: Tensor, std: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for slope 0, from the output instead of the mean."""
-    return _launch_backward(out, std, grad, 0.0, by_output=True)
-
-
-def _launch_backward(
-    kept: Tensor, std: Tensor, grad: Tensor, slope: float, by_output: bool
-) -> tuple[Tensor, Tensor]:
-    channels = kept.shape[1]
-    layout = torch.channels_last if kept.ndim == 4 else torch.contiguous_format
+    channels = mean.shape[1]
+    layout = torch.channels_last if mean.ndim == 4 else torch.contiguous_format
     grad = grad.contiguous(memory_format=layout)
-    grad_mean = torch.empty_like(kept)
-    rows, columns = kept.numel() // channels, _columns(channels)
+    grad_mean = torch.empty_like(mean)
+    rows, columns = mean.numel() // channels, _columns(channels)
     parts = triton.cdiv(rows, ROWS * LOOP)
-    partial = torch.empty(parts, channels, device=kept.device, dtype=torch.float32)
+    partial = torch.empty(parts, channels, device=mean.device, dtype=torch.float32)
     grid = (parts, triton.cdiv(channels, columns))
     _backward[grid](
-        kept, std, grad, grad_mean, partial, rows, channels, slope,
-        R=ROWS, C=columns, LOOPS=LOOP, BY_OUTPUT=by_output,
-    )  # fmt: skip
+        mean, std, grad, grad_mean, partial, rows, channels, slope, R=ROWS, C=columns, LOOPS=LOOP
+    )
     return grad_mean, partial.sum(0)

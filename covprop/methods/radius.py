@@ -125,9 +125,8 @@ class Radius:
             out = Gaussian(logits_of(model, x, noise).squeeze(1), cov)
         else:
             out = prop(x + noise.squeeze(1))
-        loss = RadiusLoss(self.sigma, weight, settings=self.settings, reduction="none")(out, y)
-        radius = estimated_radius(out, self.sigma, y, self.settings)
-        return Losses(loss, out.mean.detach(), radius.detach())
+        loss, radius = self._judge(out, y, weight)
+        return Losses(loss, out.mean.detach(), radius)
 
     def phase(self, epoch: int) -> Hashable | None:
         """Whether the radius counts; None where steps measure something on the way."""
@@ -135,6 +134,19 @@ class Radius:
         if measures and self.estimator != "linearized":
             return None
         return self.weight > 0 and epoch >= self.from_epoch
+
+    def _judge(self, out: Gaussian, y: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        loss = RadiusLoss(self.sigma, weight, settings=self.settings, reduction="none")(out, y)
+        return loss, estimated_radius(out, self.sigma, y, self.settings).detach()
+
+    def compile_for(self, model: nn.Module) -> bool:
+        """Compile what a step does in parts that overlap, where there are such; say whether."""
+        prop = self.propagator(model) if self.estimator == "shared" else None
+        if prop is None or self.mean == "sample" or not prop.overlaps():
+            return False
+        prop.compile()
+        self._judge = torch.compile(self._judge, dynamic=False)  # type: ignore[method-assign]
+        return True
 
     def _linearized(
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float

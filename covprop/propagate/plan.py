@@ -125,6 +125,12 @@ class Step:
             return self.run(values)
         return self.rule.mean(layer, values[self.random[0]], std, settings)
 
+    @property
+    def read_again(self) -> bool:
+        """Whether a later step reads the input too, and the rule can take account of that."""
+        known = self.rule is not None and self.rule.beside is not None
+        return known and self.random[0] not in self.frees
+
     def deviation(self, covs: Sequence[Tensor | None]) -> Tensor | None:
         """The deviation of the input's features, for a step whose mean depends on it."""
         if self.rule is None or self.rule.mean is None:
@@ -175,8 +181,16 @@ class Plan:
     ) -> list[Tensor | None]:
         """The covariance of every slot, from the weights and σ alone."""
         covs: list[Tensor | None] = [cov]
-        values: list[Any] = [None]
-        for slot, step in enumerate(self.steps, start=1):
+        self.extend_covariances(covs, [None], len(self.steps), settings, correct)
+        return covs
+
+    def extend_covariances(
+        self, covs: list[Tensor | None], values: list[Any], stop: int, settings: Settings,
+        correct: Correct | None = None,
+    ) -> None:  # fmt: skip
+        """Go on with a covariance pass up to step `stop`; `values` are those without noise."""
+        for slot in range(len(covs), stop + 1):
+            step = self.steps[slot - 1]
             if step.rule is None:
                 covs.append(None)
                 values.append(step.run(values) if step.fixed else step.size)
@@ -184,7 +198,6 @@ class Plan:
             out = step.covariance(step.layer(values), covs, values, settings)
             covs.append(correct(slot, out) if correct else out)
             values.append(None)
-        return covs
 
     def deviations(self, covs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """What the mean pass needs of the covariances: a vector a nonlinear step."""
@@ -193,14 +206,26 @@ class Plan:
     def means(self, x: Tensor, deviations: Sequence[Tensor | None], settings: Settings) -> Tensor:
         """The mean of the output, given the deviations at every nonlinear step."""
         values: list[Any] = [x]
-        for step, std in zip(self.steps, deviations, strict=True):
+        self.extend_means(values, deviations, settings)
+        return values[self.output]
+
+    def extend_means(
+        self, values: list[Any], deviations: Sequence[Tensor | None], settings: Settings
+    ) -> None:
+        """Go on with a mean pass for as many steps as there are deviations."""
+        start = len(values) - 1
+        for step, std in zip(self.steps[start : start + len(deviations)], deviations, strict=True):
             if std is None:
                 values.append(step.run(values))
+            elif step.read_again:
+                assert step.rule is not None
+                assert step.rule.beside is not None
+                out, values[step.random[0]] = step.rule.beside(values[step.random[0]], std)
+                values.append(out)
             else:
                 values.append(step.mean(step.layer(values), std, values, settings))
             for slot in step.frees:
                 values[slot] = None
-        return values[self.output]
 
     def needs_image(self) -> bool:
         """Whether Σ depends on the images at hand: it does where a rule asks for the mean, as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from covprop.gaussian import Gaussian
 from covprop.mode import switched
 from covprop.names import nearest
 from covprop.propagate.measure import measure
+from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
 from covprop.propagate.settings import PAPER, Settings
 from covprop.propagate.trace import build
@@ -114,6 +116,7 @@ class Propagator(nn.Module):
         self.plans = plans(model, self.input_shape, settings)
         self.r_max: dict[str, float] | None = None
         self._frozen: tuple[list[Tensor | None], Tensor] | None = None
+        self._parts: dict[bool, Parts] | None = None
         self._measured = False  # host-side copy of calibrations > 0
         if calibrated:
             device = next(model.parameters(), torch.empty(0)).device
@@ -142,10 +145,31 @@ class Propagator(nn.Module):
         correct = self._correct if self.calibrated else None
         if self.plan.needs_image():
             return self.plan.run(x, self._input_cov(x), settings, correct)
+        if self._parts is not None:
+            return self._parts[self.model.training](x, self._input_cov(x), settings)
         with full_precision(x):
             covs = self.plan.covariances(self._input_cov(x), settings, correct)
             deviations = self.plan.deviations(covs)
         return Gaussian(self.plan.means(x, deviations, settings), self._output(covs))
+
+    def overlaps(self) -> bool:
+        """Whether the two passes can run side by side: on a GPU, with a Σ that needs no image."""
+        weight = next(self.model.parameters(), torch.empty(0))
+        return weight.is_cuda and not self.calibrated and not self.plan.needs_image()
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Have torch.compile fuse the passes; takes its options.
+
+        On a GPU, where Σ needs no image, the two passes are compiled apart and overlap.
+
+        Example:
+            >>> prop.compile()      # doctest: +SKIP
+        """
+        if self.overlaps():
+            device = next(self.model.parameters()).device
+            self._parts = {mode: Parts(plan, device) for mode, plan in self.plans.items()}
+        else:
+            super().compile(*args, **options)
 
     def covariances(self) -> list[Tensor | None]:
         """Σ at the input and after every step (None for values without noise), image-free.

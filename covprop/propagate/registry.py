@@ -32,6 +32,8 @@ class Rule:
     mean: Callable[..., Tensor] | None
     several: bool  # takes the covariances of all operands (None for a constant)
     extras: tuple[str, ...]  # which of mean, shape, out_shape, shapes it asks for
+    beside: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    """(mean, std) -> mean after and mean before, for a layer whose input is read again"""
 
 
 _RULES: dict[Operation, Rule] = {}
@@ -66,7 +68,9 @@ def option(layer: nn.Module | Call, position: int, name: str, default: Any = Non
 
 
 def rule(
-    *operations: Operation, mean: Callable[..., Tensor] | None = None
+    *operations: Operation,
+    mean: Callable[..., Tensor] | None = None,
+    beside: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register how operations map a covariance.
 
@@ -79,7 +83,8 @@ def rule(
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
     `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's
-    entries along dimension 1.
+    entries along dimension 1. `beside=` may give the same as `(mean, std) -> (mean after, mean)`
+    for inputs that other layers read too, so that one kernel can serve both gradients.
 
     Example: a layer that doubles its input.
         >>> class Double(nn.Module):
@@ -103,7 +108,7 @@ def rule(
                 f"the rule {function.__name__} asks for {', '.join(unknown)}: "
                 f"a rule may ask for {', '.join(_EXTRAS)}."
             )
-        entry = Rule(function, mean, names[1] == "covs", tuple(names[3:]))
+        entry = Rule(function, mean, names[1] == "covs", tuple(names[3:]), beside)
         for operation in dict.fromkeys(operations):
             if operation in _RULES:
                 raise ValueError(

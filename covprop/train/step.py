@@ -63,5 +63,11 @@ class TrainStep(Step):
     def phase(self, epoch: int) -> Hashable | None:
         return methods.phase_of(self.method, epoch)
 
+    def compile(self, *args: Any, **options: Any) -> None:
+        """As a whole, unless the method knows better."""
+        own = getattr(self.method, "compile_for", None)
+        if own is None or not own(self.model):
+            super().compile(*args, **options)
+
     def parts(self) -> dict[str, Any]:
         return {"method": self.method}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.kernels import moment_relu
+from covprop.kernels import moment_relu, moment_relu_beside
 from covprop.kernels.moments import (
     gelu_mean,
     hermite_coefficients,
@@ -36,6 +36,7 @@ def relu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Te
     *(nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_),
     *(torch.Tensor.relu, torch.Tensor.relu_),
     mean=relu_mean,
+    beside=moment_relu_beside,
 )
 def relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     """Σ (+ a floor on the diagonal): ReLU does not increase a variance."""

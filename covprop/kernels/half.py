@@ -1,0 +1,131 @@
+"""The moment-ReLU in half precision on a GPU, where arithmetic costs as much as memory.
+
+With z = μ/s and a = |z|, out = max(μ, 0) + s·h(a) where h(a) = φ(a) − aΦ(−a), and ln h is nearly a
+polynomial. out/s grows with z, so z, and with it ∂out/∂μ = Φ(z) and ∂out/∂s = φ(z), follow from
+the output: as for a plain ReLU the backward pass needs nothing that the next layer does not keep
+anyway. The polynomials are minimax fits, good to the rounding of bfloat16 or better: out/s to
+3e-6, Φ from the output to 6e-4, φ to 9e-4.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.kernels.moments import INV_SQRT_2PI
+from covprop.layers import per_channel
+
+HAVE_TRITON = importlib.util.find_spec("triton") is not None
+WANTED = os.environ.get("COVPROP_FUSED") != "0"
+
+TAIL = (-0.91893240, -1.2534804, -0.28465931, -0.030822989, 2.9046456e-3, -1.2939889e-4)
+"""ln h(a), 0 ≤ a ≤ 6."""
+CDF = (-0.69320885, -0.79684964, -0.32106295, -0.033896992, 4.1701698e-3, -2.3468487e-4)
+"""ln Φ(−a), 0 ≤ a ≤ 6."""
+LOW = (-2.1273909, 1.6270047, -0.039600270)
+"""|z| from √(½ − log₂ u), u = out/s, for z < 0."""
+HIGH = (-0.99521387, 3.1976868, -2.1517485, 1.1033260, -0.28250030, 0.028096412)
+"""z from u for 0 ≤ z, u ≤ 3.6; beyond, z is u."""
+MIDDLE, END, LEAST, MOST = INV_SQRT_2PI, 3.6, 1e-30, 10.0
+
+
+def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """By Horner's rule, lowest coefficient first."""
+    total = coefficients[-1] * x + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
+        total = total * x + coefficient
+    return total
+
+
+def relu_mean(mean: Tensor, s: Tensor) -> Tensor:
+    """max(μ, 0) + s·h(|μ|/s)."""
+    a = (mean / s.clamp_min(torch.finfo(s.dtype).tiny)).abs().clamp_max(MOST)
+    return mean.clamp_min(0.0) + s * torch.exp(polynomial(a, TAIL))
+
+
+def slopes(out: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Φ(z) and φ(z) from the output."""
+    u = (out / s.clamp_min(torch.finfo(s.dtype).tiny)).clamp(LEAST, MOST)
+    low = polynomial(torch.sqrt(0.5 - torch.log2(u.clamp_max(MIDDLE))), LOW)
+    high = torch.where(u > END, u, polynomial(u, HIGH))
+    a = torch.where(u < MIDDLE, low, high)
+    tail = torch.exp(polynomial(a, CDF))
+    return torch.where(u < MIDDLE, tail, 1.0 - tail), INV_SQRT_2PI * torch.exp(-0.5 * a * a)
+
+
+def is_matrix(x: Tensor) -> bool:
+    """Whether x lies in memory as [pixels, channels]: a vector batch, or channels last."""
+    if x.ndim == 2:
+        return x.is_contiguous()
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def takes(mean: Tensor, std: Tensor) -> bool:
+    """Whether these tensors are treated here."""
+    half = mean.dtype in (torch.bfloat16, torch.float16)
+    return WANTED and half and mean.is_cuda and std.dtype == torch.float32
+
+
+@torch.library.custom_op("covprop::half_relu_backward", mutates_args=())
+def backward(
+    out: Tensor, std: Tensor, grad: Tensor, beside: Tensor | None, want_std: bool
+) -> tuple[Tensor, Tensor]:
+    """grad·Φ(z) + beside, and the gradient of std [channels]; an operator, so that a compiled
+    step runs the one kernel too, which reads and writes every feature map once."""
+    if HAVE_TRITON and out.is_cuda and is_matrix(out):
+        from covprop.kernels import triton_half
+
+        return triton_half.backward(out, std, grad, beside, want_std)
+    cdf, density = slopes(out.to(std.dtype), per_channel(std, out))
+    grad_mean = grad * cdf if beside is None else grad * cdf + beside
+    dims = [0, *range(2, out.ndim)]
+    grad_std = (grad * density).sum(dims) if want_std else torch.zeros_like(std)
+    return torch.empty_like(out).copy_(grad_mean), grad_std
+
+
+@backward.register_fake
+def _(out: Tensor, std: Tensor, grad: Tensor, beside: Tensor | None, want_std: bool) -> tuple:
+    return torch.empty_like(out), torch.empty_like(std)
+
+
+class _HalfReLU(torch.autograd.Function):
+    """The moment-ReLU, and its input unchanged."""
+
+    @staticmethod
+    def forward(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        if HAVE_TRITON and mean.is_cuda and is_matrix(mean) and not torch.compiler.is_compiling():
+            from covprop.kernels import triton_half
+
+            return triton_half.forward(mean, std), mean.view_as(mean)
+        out = relu_mean(mean.to(std.dtype), per_channel(std, mean))
+        return out.to(mean.dtype), mean.view_as(mean)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.save_for_backward(output[0], inputs[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, beside: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if grad is None:
+            return beside, None
+        out, std = ctx.saved_tensors
+        want_std = ctx.needs_input_grad[1]
+        grad_mean, grad_std = backward(out, std, grad, beside, want_std)
+        return grad_mean, grad_std if want_std else None
+
+
+def half_relu(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean after a ReLU, and the mean before it for other readers; see `moment_relu_beside`.
+
+    Differentiable once: a second derivative needs the float32 path.
+    """
+    return _HalfReLU.apply(mean, std)

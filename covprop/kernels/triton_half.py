@@ -1,0 +1,130 @@
+"""`half.py` as two Triton kernels: each reads and writes every feature map once.
+
+A channels-last tensor is a matrix [pixels, channels]. The numbers are those of `half.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 32  # pixels in a tile
+PROGRAMS = 528  # of the backward pass over all pixels, four a multiprocessor of an H200
+
+
+@triton.jit
+def _relu_mean(mean, std, inverse):
+    a = tl.minimum(tl.abs(mean * inverse), 10.0)
+    p = -1.2939889e-4 * a + 2.9046456e-3
+    p = p * a - 0.030822989
+    p = p * a - 0.28465931
+    p = p * a - 1.2534804
+    p = p * a - 0.91893240
+    return tl.maximum(mean, 0.0) + std * tl.exp(p)
+
+
+@triton.jit
+def _signed_z(out, inverse):
+    """|z|, and whether z is negative."""
+    u = tl.minimum(tl.maximum(out * inverse, 1e-30), 10.0)
+    w = tl.sqrt(0.5 - tl.log2(tl.minimum(u, 0.39894228)))
+    low = (-0.039600270 * w + 1.6270047) * w - 2.1273909
+    high = 0.028096412 * u - 0.28250030
+    high = high * u + 1.1033260
+    high = high * u - 2.1517485
+    high = high * u + 3.1976868
+    high = high * u - 0.99521387
+    high = tl.where(u > 3.6, u, high)
+    negative = u < 0.39894228
+    return tl.where(negative, low, high), negative
+
+
+@triton.jit
+def _cdf(a, negative):
+    p = -2.3468487e-4 * a + 4.1701698e-3
+    p = p * a - 0.033896992
+    p = p * a - 0.32106295
+    p = p * a - 0.79684964
+    p = p * a - 0.69320885
+    tail = tl.exp(p)
+    return tl.where(negative, tail, 1.0 - tail)
+
+
+@triton.jit
+def _forward(mean_ptr, std_ptr, out_ptr, rows, channels, R: tl.constexpr, C: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    col = tl.program_id(1) * C + tl.arange(0, C)
+    inside = (row[:, None] < rows) & (col[None, :] < channels)
+    at = row[:, None] * channels + col[None, :]
+    std = tl.load(std_ptr + col, mask=col < channels, other=1.0)[None, :]
+    inverse = 1.0 / tl.maximum(std, 1.1754944e-38)
+    mean = tl.load(mean_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    out = _relu_mean(mean, std, inverse)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    out_ptr, std_ptr, grad_ptr, beside_ptr, grad_mean_ptr, partial_ptr, rows, channels,
+    TILES: tl.constexpr, BESIDE: tl.constexpr, WANT_STD: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    col = tl.program_id(1) * C + tl.arange(0, C)
+    std = tl.load(std_ptr + col, mask=col < channels, other=1.0)[None, :]
+    inverse = 1.0 / tl.maximum(std, 1.1754944e-38)
+    total = tl.zeros([R, C], dtype=tl.float32)
+    first = tl.program_id(0).to(tl.int64) * TILES * R
+    for tile in range(TILES):
+        row = first + tile * R + tl.arange(0, R)
+        inside = (row[:, None] < rows) & (col[None, :] < channels)
+        at = row[:, None] * channels + col[None, :]
+        out = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        a, negative = _signed_z(out, inverse)
+        grad_mean = grad * _cdf(a, negative)
+        if BESIDE:
+            grad_mean += tl.load(beside_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_mean_ptr + at, grad_mean.to(grad_mean_ptr.dtype.element_ty), mask=inside)
+        if WANT_STD:
+            total += grad * tl.exp(-0.5 * a * a)
+    if WANT_STD:
+        partial = tl.sum(total, axis=0) * 0.3989422804014327
+        tl.store(partial_ptr + tl.program_id(0) * channels + col, partial, mask=col < channels)
+
+
+def _columns(channels: int) -> int:
+    return min(64, triton.next_power_of_2(channels))
+
+
+def forward(mean: Tensor, std: Tensor) -> Tensor:
+    """max(μ, 0) + s·h(|μ|/s) for a mean laid out as [pixels, channels]."""
+    out = torch.empty_like(mean)
+    channels = mean.shape[1]
+    rows, columns = mean.numel() // channels, _columns(channels)
+    grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, columns))
+    _forward[grid](mean, std, out, rows, channels, R=ROWS, C=columns)
+    return out
+
+
+def backward(
+    out: Tensor, std: Tensor, grad: Tensor, beside: Tensor | None, want_std: bool
+) -> tuple[Tensor, Tensor]:
+    """grad·Φ(z) + beside, and std's gradient; the partial sums are added in a fixed order."""
+    channels = out.shape[1]
+    layout = torch.channels_last if out.ndim == 4 else torch.contiguous_format
+    grad = grad.contiguous(memory_format=layout)
+    if beside is not None:
+        beside = beside.contiguous(memory_format=layout)
+    grad_mean = torch.empty_like(out)
+    rows, columns = out.numel() // channels, _columns(channels)
+    across = triton.cdiv(channels, columns)
+    tiles = triton.cdiv(triton.cdiv(rows, ROWS), max(1, PROGRAMS // across))
+    parts = triton.cdiv(rows, ROWS * tiles)
+    partial = std.new_empty(parts if want_std else 1, channels)
+    _backward[(parts, across)](
+        out, std, grad, out if beside is None else beside, grad_mean, partial, rows, channels,
+        TILES=tiles, BESIDE=beside is not None, WANT_STD=want_std, R=ROWS, C=columns,
+    )  # fmt: skip
+    return grad_mean, partial.sum(0) if want_std else torch.empty_like(std)

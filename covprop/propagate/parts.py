@@ -1,0 +1,129 @@
+"""The two passes compiled and side by side on a GPU: Σ runs ahead of the mean on its own stream.
+
+Σ needs no image, and its products are too small to fill a GPU; the mean pass needs of it one vector
+a nonlinear layer. So both passes are cut into the same parts, each compiled by itself, and the
+mean's part waits for the part of Σ. Autograd runs every backward on the stream of its forward, so
+the backward passes overlap too. Recorded as a CUDA graph the two are two branches of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from covprop.gaussian import Gaussian
+from covprop.propagate.plan import Plan, full_precision, refs
+from covprop.propagate.settings import Settings
+
+Ready = tuple[list[Tensor | None], torch.cuda.Event | None]
+"""The deviations of a part's steps, and when they are there."""
+
+PARTS = 4
+"""More parts overlap better and fuse less."""
+
+
+class Part(NamedTuple):
+    """Steps start .. stop − 1, the slots they read of earlier parts, and those later ones read."""
+
+    start: int
+    stop: int
+    reads: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+def live_after(plan: Plan, stop: int) -> tuple[int, ...]:
+    """Slots written by the first `stop` steps that a later step, or the caller, reads."""
+    later = {slot for step in plan.steps[stop:] for slot in refs([step.args, step.kwargs])}
+    return tuple(sorted(slot for slot in later | {plan.output} if slot <= stop))
+
+
+def cut(plan: Plan, parts: int = PARTS) -> list[Part]:
+    """Parts with about as many nonlinear steps each, cut where one noisy value is alive."""
+    noisy = {0} | {k for k, step in enumerate(plan.steps, start=1) if step.rule is not None}
+    nonlinear = [step.rule is not None and step.rule.mean is not None for step in plan.steps]
+    places = [
+        stop
+        for stop in range(1, len(plan.steps))
+        if len(noisy.intersection(live_after(plan, stop))) == 1
+    ]
+    stops: list[int] = []
+    for number in range(1, parts):
+        wanted = number * sum(nonlinear) / parts
+        near = min(places, key=lambda stop: abs(sum(nonlinear[:stop]) - wanted), default=0)
+        if near > (stops[-1] if stops else 0):
+            stops.append(near)
+    ends = [0, *stops, len(plan.steps)]
+    return [
+        Part(a, b, live_after(plan, a) if a else (0,), live_after(plan, b))
+        for a, b in itertools.pairwise(ends)
+    ]
+
+
+def placed(slots: tuple[int, ...], items: tuple[Any, ...], count: int) -> list[Any]:
+    """A list of `count` slots with the items in their places and None elsewhere."""
+    full: list[Any] = [None] * count
+    for slot, item in zip(slots, items, strict=True):
+        full[slot] = item
+    return full
+
+
+class Parts:
+    """A plan's passes in compiled parts; called with images, it gives their Gaussian."""
+
+    def __init__(self, plan: Plan, device: torch.device, backend: str = "inductor") -> None:
+        self.plan, self.parts = plan, cut(plan)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.covariances = torch.compile(self._covariances, dynamic=False, backend=backend)
+        self.means = torch.compile(self._means, dynamic=False, backend=backend)
+
+    def __call__(self, x: Tensor, cov: Tensor, settings: Settings) -> Gaussian:
+        if self.stream is None:
+            with full_precision(x):
+                deviations, output = self._all_covariances(cov, settings)
+        else:
+            here = torch.cuda.current_stream(x.device)
+            self.stream.wait_stream(here)
+            cov.record_stream(self.stream)
+            with torch.cuda.stream(self.stream), full_precision(x):
+                deviations, output = self._all_covariances(cov, settings)
+        values: tuple[Any, ...] = (x,)
+        for part, (stds, ready) in zip(self.parts, deviations, strict=True):
+            if ready is not None:
+                here.wait_event(ready)
+                for std in stds:
+                    if std is not None:
+                        std.record_stream(here)  # or its memory might be given away too early
+            values = self.means(part, values, stds, settings)
+        if self.stream is not None:
+            here.wait_stream(self.stream)
+            output.record_stream(here)
+        return Gaussian(values[0], output)
+
+    def _all_covariances(self, cov: Tensor, settings: Settings) -> tuple[list[Ready], Tensor]:
+        covs: tuple[Any, ...] = (cov,)
+        values: tuple[Any, ...] = (None,)
+        done: list[Ready] = []
+        for part in self.parts:
+            covs, values, stds = self.covariances(part, covs, values, settings)
+            done.append((stds, self.stream.record_event() if self.stream else None))
+        return done, covs[0]
+
+    def _covariances(
+        self, part: Part, covs: tuple[Any, ...], values: tuple[Any, ...], settings: Settings
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[Tensor | None]]:
+        all_covs = placed(part.reads, covs, part.start + 1)
+        all_values = placed(part.reads, values, part.start + 1)
+        self.plan.extend_covariances(all_covs, all_values, part.stop, settings)
+        stds = [step.deviation(all_covs) for step in self.plan.steps[part.start : part.stop]]
+        left = [tuple(row[slot] for slot in part.leaves) for row in (all_covs, all_values)]
+        return left[0], left[1], stds
+
+    def _means(
+        self, part: Part, values: tuple[Any, ...], stds: list[Tensor | None], settings: Settings
+    ) -> tuple[Any, ...]:
+        full = placed(part.reads, values, part.start + 1)
+        self.plan.extend_means(full, stds, settings)
+        return tuple(full[slot] for slot in part.leaves)

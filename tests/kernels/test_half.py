@@ -1,0 +1,84 @@
+"""The half-precision moment-ReLU against scipy, and its Triton kernels against float64."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from covprop.kernels import half, moment_relu, moment_relu_beside
+
+Z = np.linspace(-9.0, 30.0, 20001)
+CDF, PDF = stats.norm.cdf(Z), stats.norm.pdf(Z)
+UNIT = torch.ones(())
+
+
+def test_forward_formula() -> None:
+    ours = half.relu_mean(torch.tensor(Z).float(), UNIT).double().numpy()
+    assert np.abs(ours - (Z * CDF + PDF)).max() < 3e-6
+
+
+def test_slopes_follow_from_the_output() -> None:
+    cdf, density = half.slopes(torch.tensor(Z * CDF + PDF).float(), UNIT)
+    assert np.abs(cdf.numpy() - CDF).max() < 6e-4
+    assert np.abs(density.numpy() - PDF).max() < 9e-4
+
+
+def test_slopes_at_the_ends() -> None:
+    cdf, density = half.slopes(torch.tensor([0.0, 1e-38, 1e38, float("inf")]), UNIT)
+    assert cdf.round(decimals=6).tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert density.max() < 1e-20
+
+
+def test_no_deviation_is_a_plain_relu() -> None:
+    mean = torch.randn(4, 3)
+    out = half.relu_mean(mean, torch.zeros(3))
+    assert torch.equal(out, mean.relu())
+    gate = half.slopes(out, torch.zeros(3))[0]
+    torch.testing.assert_close(gate, (mean > 0).float(), rtol=0, atol=1e-20)
+
+
+def test_operator_on_the_cpu() -> None:
+    out, std = torch.rand(2, 3, 4, 4).bfloat16(), torch.rand(3) + 0.1
+    grad, beside = torch.randn_like(out), torch.randn_like(out)
+    alone, _ = half.backward(out, std, grad, None, False)
+    both, _ = half.backward(out, std, grad, beside, True)
+    torch.testing.assert_close(both.float(), (alone + beside).float(), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(half.backward, (out, std, grad, beside, True), test_utils="test_schema")
+    torch.library.opcheck(half.backward, (out, std, grad, None, True), test_utils="test_faketensor")
+
+
+def test_float32_goes_the_exact_way() -> None:
+    mean, std = torch.randn(2, 3, 4, 4), torch.rand(3)
+    out, same = moment_relu_beside(mean, std)
+    assert same is mean
+    assert torch.equal(out, moment_relu(mean, std))
+
+
+def exact(mean: Tensor, std: Tensor, grad: Tensor, beside: Tensor) -> tuple[Tensor, ...]:
+    mean, std = mean.double().requires_grad_(), std.double().requires_grad_()
+    out = moment_relu(mean, std)
+    gradients = torch.autograd.grad(
+        [out, mean * 1.0], (mean, std), [grad.double(), beside.double()]
+    )
+    return out.detach(), *gradients
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5), (4, 7, 6, 5), (1, 130, 3, 3), (33, 64, 9, 7)], ids=str)
+@pytest.mark.parametrize("layout", ["channels last", "channels first"])
+def test_on_a_gpu_equals_float64(shape: tuple[int, ...], layout: str) -> None:
+    """‖ours − float64‖/‖float64‖: below 3e-3, the rounding of bfloat16."""
+    mean = torch.randn(shape, device="cuda").bfloat16()
+    if len(shape) == 4 and layout == "channels last":
+        mean = mean.contiguous(memory_format=torch.channels_last)
+    std = torch.rand(shape[1], device="cuda") + 0.01
+    std[0] = 0.0
+    grad, beside = torch.randn_like(mean), torch.randn_like(mean)
+    a, b = mean.clone().requires_grad_(), std.clone().requires_grad_()
+    out, same = moment_relu_beside(a, b)
+    ours = (out.detach(), *torch.autograd.grad([out, same], (a, b), [grad, beside]))
+    assert half.takes(mean, std)
+    for value, truth in zip(ours, exact(mean, std, grad, beside), strict=True):
+        assert torch.isfinite(value).all()
+        assert float((value.double() - truth).norm() / truth.norm()) < 3e-3
