@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from covprop.certify.engine import Engine
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
 from covprop.certify.sample import Sampler, Tallies, check_images
+from covprop.errors import InvalidInput
 
 Source = Iterable[tuple[int, Tensor]]
+CHECKED = 64  # images that are checked together
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,33 @@ def settle(
     samples: int,
 ) -> Iterator[list[Image]]:
     """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
-    images = iter(source)
+    images = checked(source, way.value_range)
     first = next(images, None)
     if first is None:
         return
-
-    def checked() -> Iterator[tuple[int, Tensor]]:
-        for index, x in chain([first], images):
-            check_images(x, way.value_range)
-            yield index, x
-
     with opened(model, first[1], way, samples) as engine:
-        yield from run(engine, checked(), procedure, way.seed)
+        yield from run(engine, chain([first], images), procedure, way.seed)
+
+
+def checked(
+    source: Source, value_range: tuple[float, float] | None
+) -> Iterator[tuple[int, Tensor]]:
+    """Images of one shape and the right scale; many are looked at together.
+
+    Looking at an image on a GPU waits for all that was asked of it before.
+    """
+    images = iter(source)
+    shape: torch.Size | None = None
+    while some := list(islice(images, CHECKED)):
+        shape = shape or some[0][1].shape
+        for index, x in some:
+            if x.shape != shape:
+                raise InvalidInput(
+                    f"images of one call have one shape, but image {index} is {list(x.shape)} "
+                    f"and the first {list(shape)}"
+                )
+        check_images(torch.stack([x for _, x in some]), value_range)
+        yield from some
 
 
 @dataclass

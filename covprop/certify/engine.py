@@ -101,7 +101,9 @@ class Engine:
     def load(self, slot: int, x: Tensor | None, seed: int) -> None:
         """Put an image into a slot, or start another stream of the one in it; counts start at 0."""
         if x is not None:
-            self.x[slot].copy_(x)
+            # From pageable memory the copy would wait for the passes under way.
+            x = x.pin_memory() if self.device.type == "cuda" and not x.is_cuda else x
+            self.x[slot].copy_(x, non_blocking=True)
         self.seeds[slot] = seed
         self.counts[slot].zero_()
         if self.soft:
@@ -111,8 +113,10 @@ class Engine:
         """Start a pass over these jobs; where they are too few, over some that do not count."""
         table = [(job.slot, job.first, job.taken) for job in jobs]
         table += [(0, 0, 0)] * (self.width - len(table))
-        # From pageable memory: the driver keeps its own copy, so the next table may follow at once.
-        self.table.copy_(torch.tensor(table, dtype=torch.int64).T, non_blocking=True)
+        rows = torch.tensor(table, dtype=torch.int64).T.contiguous()
+        if self.device.type == "cuda":
+            rows = rows.pin_memory()  # kept by the allocator until the copy is done
+        self.table.copy_(rows, non_blocking=True)
         self.run()
         self.passes += 1
         self.wanted += sum(job.taken for job in jobs)

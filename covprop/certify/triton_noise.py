@@ -51,4 +51,5 @@ def add_noise(
     assert out.is_contiguous(memory_format=torch.channels_last) if last else out.is_contiguous()
     grid = (len(out), triton.cdiv(size, ELEMENTS))
     block, channels = len(out) // len(row), x.shape[1] if last else 1
-    _add_noise[grid](out, x, seeds, row, first, sigma, block, channels, size, E=ELEMENTS)
+    with torch.cuda.device_of(out):  # Triton launches on the current device
+        _add_noise[grid](out, x, seeds, row, first, sigma, block, channels, size, E=ELEMENTS)

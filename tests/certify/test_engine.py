@@ -1,6 +1,8 @@
 """Passes of one shape and the queue that fills them: the same answers as the plain way."""
 
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 
 import numpy as np
@@ -9,14 +11,16 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from covprop.certify import Certificate, certify, predict, sample
+from covprop.certify import Certificate, certify, certify_each, predict, sample
 from covprop.certify.bounds import Looks, Question, looks
 from covprop.certify.each import Certifying
-from covprop.certify.engine import Engine, Job
+from covprop.certify.engine import COMPILE_PAYS, Engine, Job
 from covprop.certify.noise import ESTIMATE, SELECT
 from covprop.certify.philox import normal
 from covprop.certify.queue import Image, run
+from covprop.errors import InvalidInput
 from covprop.noise import seed_of
+from covprop.train import graph
 
 SHAPE = (3, 4, 4)
 SIGMA = 0.5
@@ -66,6 +70,17 @@ def test_predictions_too() -> None:
     plain = predict(model, x, sigma=SIGMA, n=1000, fast=False)
     fast = predict(model, x, sigma=SIGMA, n=1000, fast=True, batch_size=512)
     assert all(torch.equal(getattr(plain, f.name), getattr(fast, f.name)) for f in fields(plain))
+
+
+def test_images_are_checked_before_they_are_sampled() -> None:
+    def bad(x: Tensor) -> list[tuple[int, Tensor]]:
+        return [(0, images(1)[0]), (7, x)]
+
+    with pytest.raises(InvalidInput, match="image 7 is"):
+        list(certify_each(network(), bad(torch.rand(3, 5, 5)), 2, sigma=SIGMA, n=500, fast=True))
+    with pytest.raises(InvalidInput, match="must lie in"):
+        list(certify_each(network(), bad(images(1)[0] + 2), 2, sigma=SIGMA, n=500, fast=True))
+    assert list(certify_each(network(), [], 0, sigma=SIGMA, n=500, fast=True)) == []
 
 
 def test_one_image_nan_and_none() -> None:
@@ -150,6 +165,57 @@ def test_parts_side_by_side_count_the_same() -> None:
         counts.append(engine.collect()[0].tolist())
     assert counts[0] == counts[1] == counts[2]
     assert make(network(), width=3, streams=2).parts == 1
+
+
+@pytest.mark.parametrize(("waits", "warned"), [(False, False), (True, True)])
+def test_a_pass_is_recorded_or_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, waits: bool, warned: bool
+) -> None:
+    """The way to a graph without a GPU: recording is a list."""
+    calls: list[str] = []
+
+    def note(name: str, result: object = None) -> Callable[..., object]:
+        def called(work: Callable[[], object], *args: object, **more: object) -> object:
+            calls.append(name)
+            work()
+            return result or work
+
+        return called
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(graph, "aside", note("aside"))
+    monkeypatch.setattr(graph, "waits", lambda work: work() is None or waits)
+    monkeypatch.setattr(graph, "capture", note("capture"))
+    engine = make(network().eval())
+    engine.load(1, images(1)[0], 5)
+    with pytest.warns(UserWarning, match="host waits") if warned else nullcontext():
+        assert engine._capture() is not waits
+    assert calls.count("aside") == graph.WARMUP + 1
+    assert ("capture" in calls) is not waits
+    assert torch.backends.cudnn.benchmark is False
+    assert engine.counts.sum() == 0
+    engine.submit([Job(1, 0, 8)])
+    assert engine.collect()[0].sum() == 8
+
+
+def test_compiling_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(network().eval())
+    engine.device = torch.device("cuda")
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: compiled.append(f) or f)
+    monkeypatch.setattr(engine, "_capture", lambda: True)
+    monkeypatch.setattr(engine, "_seconds_a_pass", lambda: 1.0)
+    passes = int(COMPILE_PAYS) * engine.width * engine.block
+    engine.speed_up(passes - 24)
+    engine.speed_up(2 * passes, compiling=False)
+    assert not compiled
+    engine.speed_up(2 * passes)
+    engine.speed_up(0, compiling=True)
+    assert len(compiled) == 2
+    monkeypatch.setattr(engine, "_capture", lambda: False)
+    engine.speed_up(0, compiling=True)
+    assert engine.network == engine._network  # the compiler failed: plain passes
 
 
 class Coins:
