@@ -92,8 +92,11 @@ class Job:
         return commands
 
 
-def read_wave(path: Path) -> list[Job]:
-    """Every job of a wave file, each checked down to its recipe, in the file's order."""
+def read_wave(path: Path, more: Sequence[str] = ()) -> list[Job]:
+    """Every job of a wave file, each checked down to its recipe, in the file's order.
+
+    `more` are changes for all of them, after their own.
+    """
     try:
         wave = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -106,7 +109,7 @@ def read_wave(path: Path) -> list[Job]:
         if not isinstance(name := own.pop("name", None), str):
             raise InvalidInput(f"{path}: every [[job]] needs a name.")
         _check_keys(path, own)
-        changes = [*wave.get("set", []), *own.get("set", [])]
+        changes = [*wave.get("set", []), *own.get("set", []), *more]
         jobs += _expand(name, {**wave, **own, "set": changes}, path)
     folders = [job.folder for job in jobs]
     if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):

@@ -32,6 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO
 
+import torch
 from jobs import Job, Pace, at_length, read_wave, repeated, total_alone
 
 from covprop.bench import machine
@@ -59,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="limit of this command")
     parser.add_argument("--startup", type=float, default=45.0, help="seconds until a run trains")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="only jobs of these names")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every job")
     parser.add_argument("--again", action="store_true", help="retry jobs that failed")
     parser.add_argument("--alone", action="store_true", help="time epochs, one run after another")
     parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
@@ -108,6 +110,8 @@ class Wave:
         threads = max(1, (os.cpu_count() or 1) // options.slots)
         self.environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self.environment["PYTHONUNBUFFERED"] = "1"
+        # Each compiler would otherwise start a worker for every core.
+        self.environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
 
     def _wanted(self, job: Job) -> bool:
         for folder in (self.folder, Path("results") / self.name):
@@ -248,11 +252,18 @@ SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoc
 
 
 def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
-    """Median seconds of an epoch after the first one (which compiles), and images a second."""
+    """Median seconds of an epoch with all of the method at work, and images a second.
+
+    The first epoch compiles and records, and is left out.
+    """
     changes = [s for s in job.set if not s.startswith(SELDOM)]
     changes += [*at_length(job.recipe, TIMED_EPOCHS), "train.eval_every=0"]
+    whole = load(job.recipe, changes)
+    for section, options in (("method", whole.method), ("weighting", whole.weighting or {})):
+        changes += [f"{section}.from_epoch=0"] if "from_epoch" in options else []
     run = folder / job.name
     train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
+    torch.compiler.reset()  # the next job's code is other code
     rows = Run(run).metrics()
     seconds = [float(row["seconds"]) for row in rows]
     return (
@@ -276,7 +287,7 @@ def say(text: str) -> None:
 def main() -> None:
     options = arguments()
     try:
-        jobs = read_wave(options.wave)
+        jobs = read_wave(options.wave, options.set)
     except CovpropError as error:
         sys.exit(f"results: {error}")
     if options.only:
