@@ -133,12 +133,12 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
     train.check()
     labels = _labels(parts["labels"], beside)
     method = _method(parts["method"], noisy=labels is not None)
-    if train.compile and method.get("estimator") == "linearized":
-        raise InvalidInput(
-            'train.compile does not go with method.estimator = "linearized": compiled networks '
-            "cannot be differentiated twice; set train.compile = false."
-        )
     weighting = _weighting(parts["weighting"])
+    if train.compile and weighting is not None and method.get("estimator") == "linearized":
+        raise InvalidInput(
+            'With [weighting] and method.estimator = "linearized" a step cannot be compiled; '
+            "set train.compile = false."
+        )
     if labels is not None and weighting is not None:
         raise InvalidInput(
             "[weighting] does not go with [labels], whose methods choose images themselves; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from covprop import noise
 from covprop.data import Batch
 from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
+from covprop.train.flat import FlatStep
 from covprop.train.optimize import Average, set_lr
 from covprop.train.options import TrainOptions
 from covprop.train.schedule import betas_at, lr_at
@@ -57,7 +59,11 @@ class Update:
         self.layout = torch.channels_last if options.channels_last else torch.contiguous_format
         self.lr = math.nan
         self.first: dict[Hashable, int] = {}  # epoch in which a phase was met, if compiled
-        self.whole = options.compile and self._compile()
+        self.flat: dict[Hashable, FlatStep | None] = {}  # None: met once, not recorded yet
+        # A loss with a gradient in it is compiled together with its backward pass, or not at all.
+        twice = getattr(getattr(core, "method", None), "estimator", "") == "linearized"
+        self.records = options.compile and twice and here.size == 1 and weights is None
+        self.whole = options.compile and not twice and self._compile()
         self.module: nn.Module = core if here.size == 1 else DistributedDataParallel(core)
 
     def _compile(self) -> bool:
@@ -98,41 +104,68 @@ class Update:
     def __call__(self, batch: Batch, epoch: int) -> None:
         """The step itself, after `prepare`."""
         batch = batch._replace(x=batch.x.contiguous(memory_format=self.layout))
-        with torch.autocast(
-            self.here.device.type, torch.bfloat16, self.options.precision == "bf16"
-        ):
-            losses = self._forward(batch, epoch)
-        per_sample = losses.per_sample.float()
-        if self.weights is not None:
-            assert losses.radius is not None
-            per_sample = per_sample * self._weigh(batch, losses.radius, epoch)
-        # DDP averages gradients over processes, and shares are equal: together the global mean.
-        loss = per_sample.mean()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        per_sample, losses = self._learn(batch, epoch)
         if self.options.clip_norm:
             nn.utils.clip_grad_norm_(self.core.parameters(), self.options.clip_norm)
         self.optimizer.step()
         if self.average:
             self.average.mix(self.core.model)
-        self.sums[LOSS] += per_sample.detach().sum()
+        self.sums[LOSS] += per_sample.sum()
         self.sums[CORRECT] += (losses.logits.argmax(1) == batch.y).sum()
         if losses.radius is not None:
             known = losses.radius.isfinite()  # it is not while a covariance is still 0
             self.sums[RADIUS] += losses.radius.where(known, 0.0).sum()
             self.sums[WITH_RADIUS] += known.sum()
 
-    def _forward(self, batch: Batch, epoch: int) -> Losses:
+    def _learn(self, batch: Batch, epoch: int) -> tuple[Tensor, Losses]:
+        """Leave the gradients; return each image's loss, detached, and what the method made."""
+        flat = self._flat(batch, epoch) if self.records else None
+        if flat is not None:
+            losses = Losses(*flat(*batch, generator=self.generator)[1:])
+            return losses.per_sample, losses
+        losses = self._losses(batch, epoch, self.generator)
+        per_sample = losses.per_sample.float()
+        if self.weights is not None:
+            assert losses.radius is not None
+            per_sample = per_sample * self._weigh(batch, losses.radius, epoch)
+        # DDP averages gradients over processes, and shares are equal: together the global mean.
+        per_sample.mean().backward()
+        return per_sample.detach(), losses
+
+    def _losses(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:
+        half = self.options.precision == "bf16"
+        with torch.autocast(self.here.device.type, torch.bfloat16, half):
+            return self._forward(batch, epoch, generator)
+
+    def _flat(self, batch: Batch, epoch: int) -> FlatStep | None:
+        """The recorded step of the epoch's phase, from the second step of the phase on."""
+
+        def work(*given: Any) -> tuple[Tensor, ...]:
+            *parts, generator = given
+            losses = self._losses(Batch(*parts), epoch, generator)
+            per_sample = losses.per_sample.float()
+            made = (losses.logits, losses.radius)
+            return per_sample.mean(), per_sample, *(value for value in made if value is not None)
+
+        phase = self.core.phase(epoch)
+        if phase not in self.flat:  # what the network sets up at its first call is not recorded
+            self.flat[phase] = None
+        elif self.flat[phase] is None:
+            self.flat[phase] = FlatStep(self.core, work, list(batch))
+        return self.flat[phase]
+
+    def _forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:
         if not self.whole:
-            return self.module(batch, epoch, self.generator)
+            return self.module(batch, epoch, generator)
         phase = self.core.phase(epoch)
         if phase not in self.first:
             # What a method builds at its first call, a propagator above all, is not compiled.
             self.first[phase] = epoch
             with torch.compiler.set_stance("force_eager"):
-                return self.module(batch, epoch, self.generator)
+                return self.module(batch, epoch, generator)
         # Another number would compile the same once more.
-        return self.module(batch, self.first[phase], self.generator)
+        return self.module(batch, self.first[phase], generator)
 
     def _weigh(self, batch: Batch, radius: Tensor, epoch: int) -> Tensor:
         assert self.weights is not None

@@ -2,18 +2,24 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from oracles import relative
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from covprop import methods, models
 from covprop.errors import CovpropError
+from covprop.run import Run
+from covprop.train import Recipe, train, update
 from covprop.train.flat import FlatStep
 
 SHAPE = (3, 8, 8)
 Work = Callable[..., tuple[Tensor, ...]]
+Make = Callable[..., Recipe]
 
 
 def images(count: int = 6) -> tuple[Tensor, Tensor]:
@@ -129,6 +135,29 @@ def test_nothing_is_computed_for_what_does_not_train() -> None:
     assert net[3].bias.grad is None
     assert net[3].weight.grad is not None
     assert net[0].weight.grad.stride() == net[0].weight.stride()
+
+
+def test_the_trainer_compiles_a_loss_with_a_gradient_in_it(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both phases, before and after the radius counts, and with the same noise."""
+    made: list[FlatStep] = []
+
+    def recorded(*given: Any) -> FlatStep:
+        made.append(FlatStep(*given, backend=None))
+        return made[-1]
+
+    monkeypatch.setattr(update, "FlatStep", recorded)
+    method = {"name": "radius", **LINEARIZED, "from_epoch": 1}
+    train(tiny(method), tmp_path / "plain")
+    train(tiny(method, compile=True), tmp_path / "compiled")
+    assert len(made) == 2
+    one, two = (load_file(tmp_path / run / "model.safetensors") for run in ("plain", "compiled"))
+    for key, value in one.items():
+        torch.testing.assert_close(value, two[key], rtol=1e-4, atol=1e-5)
+    ours, theirs = (Run(tmp_path / run).metrics()[-1] for run in ("plain", "compiled"))
+    for key in ("loss", "train_accuracy", "estimated_radius"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-3)
 
 
 def test_random_numbers_it_cannot_repeat_are_refused() -> None:

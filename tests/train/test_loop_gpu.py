@@ -65,8 +65,6 @@ def make(folder: Path, method: dict[str, Any], norm: str, **train: Any) -> Recip
 def test_every_method_trains(
     tmp_path: Path, method: dict[str, Any], norm: str, compiled: bool
 ) -> None:
-    if compiled and method.get("estimator") == "linearized":
-        pytest.skip("refused: compiled networks cannot be differentiated twice")
     train(make(tmp_path, method, norm, compile=compiled, ema=0.9), tmp_path / "run")
     rows = Run(tmp_path / "run").metrics()
     assert len(rows) == 3

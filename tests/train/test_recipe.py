@@ -144,9 +144,11 @@ def test_own_files_are_found_beside_the_recipe_and_made_absolute(
         load(str(file), ["model=net.py:build", "model.dpeth=5"])
 
 
-def test_compiled_networks_cannot_be_differentiated_twice(file: Path) -> None:
+def test_a_weighted_linearised_radius_is_not_compiled(file: Path) -> None:
+    options = ["method=radius", "method.estimator=linearized", "train.compile=true"]
+    assert load(str(file), options).train.compile
     with pytest.raises(InvalidInput, match=r"set train\.compile = false"):
-        load(str(file), ["method=radius", "method.estimator=linearized", "train.compile=true"])
+        load(str(file), [*options, "weighting=radius"])
 
 
 def test_shipped_recipes_are_found_by_name() -> None:
