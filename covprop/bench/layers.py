@@ -25,6 +25,8 @@ FORWARD, SIGMA_PASS, MEAN_PASS, BOTH = (
     "both passes",
 )
 CAPTURED = "covariance pass, captured"
+FORWARD_ONLY, WITH_BACKWARD = "forward", "forward and backward"
+Cost = Literal["layers", "flops"]
 DEPTHS = ("preact_resnet18", "preact_resnet34", "preact_resnet50", "preact_resnet101")
 
 
@@ -45,6 +47,7 @@ class Depth:
 
     model: str
     layers: int
+    work: str  # FORWARD_ONLY or WITH_BACKWARD
     flops: int
     time: Timing
 
@@ -56,6 +59,8 @@ class Fit:
     slope: float
     start: float
     r_squared: float
+    residuals: tuple[float, ...]
+    """Measured less fitted seconds, a network each."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +104,40 @@ def passes(subject: Subject, batch: int, effort: Effort) -> Passes:
 
 
 def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]:
-    """The covariance pass of networks of growing depth, in turn; captured on a GPU."""
+    """The covariance pass of networks of growing depth, with and without its backward, in turn;
+    on a GPU as a CUDA graph, since the host's launches are not what is asked for."""
     props = {name: propagator(subject.but(model=name)) for name in names}
-    sides = {name: no_grad(prop.covariances) for name, prop in props.items()}
-    flops = {name: count_flops(side) for name, side in sides.items()}
+    sides: dict[tuple[str, str], Callable[[], object]] = {}
+    for name, prop in props.items():
+        sides[name, FORWARD_ONLY] = no_grad(prop.covariances)
+        sides[name, WITH_BACKWARD] = partial(forward_and_backward, prop)
+    flops = {key: count_flops(side) for key, side in sides.items()}
     if subject.device.type == "cuda":
-        with torch.no_grad():
-            sides = {name: capture(side) for name, side in sides.items()}
-    times = interleaved(sides, subject.device, effort)
-    return [Depth(name, weighted(props[name]), flops[name], times[name]) for name in names]
+        sides = {key: capture(side) for key, side in sides.items()}
+    named = {"/".join(key): side for key, side in sides.items()}
+    times = interleaved(named, subject.device, effort)
+    return [
+        Depth(name, weighted(props[name]), work, flops[name, work], times[f"{name}/{work}"])
+        for work in (FORWARD_ONLY, WITH_BACKWARD)
+        for name in names
+    ]
 
 
-def linear_fit(points: Sequence[Depth], by: Literal["layers", "flops"] = "layers") -> Fit:
+def forward_and_backward(prop: Propagator) -> None:
+    """The covariance pass and the gradient of the output's trace in every weight."""
+    prop.model.zero_grad(set_to_none=True)
+    cov = prop.covariances()[prop.plan.output]
+    assert cov is not None
+    cov.trace().backward()
+
+
+def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:
     """Time against the number of layers, or against the work in them.
 
     Example:
         >>> t = lambda s: Timing(s, s, s, 1, 1)
-        >>> found = linear_fit([Depth("a", 10, 0, t(1.0)), Depth("b", 20, 0, t(2.0))])
+        >>> points = [Depth("a", 10, FORWARD_ONLY, 0, t(1.0))]
+        >>> found = linear_fit([*points, Depth("b", 20, FORWARD_ONLY, 0, t(2.0))])
         >>> round(found.slope, 3), round(found.r_squared, 3)
         (0.1, 1.0)
     """
@@ -125,7 +147,7 @@ def linear_fit(points: Sequence[Depth], by: Literal["layers", "flops"] = "layers
     left = seconds - (start + slope * cost)
     spread = ((seconds - seconds.mean()) ** 2).sum()
     explained = 1.0 - float((left**2).sum() / spread) if spread > 0 else 1.0
-    return Fit(float(slope), float(start), explained)
+    return Fit(float(slope), float(start), explained, tuple(left.tolist()))
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from covprop.bench import memory, plots
-from covprop.bench.layers import FORWARD, Depth, Layer, Passes, linear_fit
+from covprop.bench.layers import FORWARD, Cost, Depth, Fit, Layer, Passes, linear_fit
 from covprop.bench.machine import Facts
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
 from covprop.bench.subject import Subject
@@ -43,23 +43,20 @@ def layers_report(
         for batch, (plain, shared) in bytes_by_batch.items()
     ]
     if depths:
-        fit, work = linear_fit(depths), linear_fit(depths, "flops")
-        tables.append(_depth_table(depths))
-        notes.append(
-            f"Covariance pass: {1e6 * fit.slope:.1f} µs a layer "
-            f"{1e6 * fit.start:+.1f} µs, R² = {fit.r_squared:.4f}; "
-            f"against the floating-point operations R² = {work.r_squared:.4f}."
-        )
+        fits = _fits(depths)
+        tables += [_depth_table(depths), _fit_table(depths, fits)]
+        notes += _verdicts(fits)
         rows += [
             {
                 "model": one.model,
                 "layers": one.layers,
+                "work": one.work,
                 "flops": one.flops,
                 "seconds": one.time.as_dict(),
             }
             for one in depths
         ]
-        rows += [{"fit": "layers", **asdict(fit)}, {"fit": "flops", **asdict(work)}]
+        rows += [{"fit": by, "work": work, **asdict(fit)} for (work, by), fit in fits.items()]
     if layers:
         tables.append(_layer_table(layers))
         rows += [
@@ -106,6 +103,7 @@ def _depth_table(depths: Sequence[Depth]) -> Table:
     rows = [
         [
             one.model,
+            one.work,
             str(one.layers),
             _ms(one.time),
             f"{1e6 * one.time.median / one.layers:.1f}",
@@ -114,8 +112,54 @@ def _depth_table(depths: Sequence[Depth]) -> Table:
         ]
         for one in depths
     ]
-    columns = ["network", "layers", "covariance pass, ms", "µs a layer", "GFLOP", "GFLOP/s"]
-    return Table("Covariance pass by depth, in turn", columns, rows)
+    columns = ["network", "covariance pass", "layers", "ms", "µs a layer", "GFLOP", "GFLOP/s"]
+    return Table("Covariance pass by depth, in turn", columns, rows, left=2)
+
+
+Fits = dict[tuple[str, Cost], Fit]
+
+
+def _fits(depths: Sequence[Depth]) -> Fits:
+    """Every pass against the number of layers and against its operations."""
+    works = dict.fromkeys(one.work for one in depths)
+    costs: tuple[Cost, ...] = ("layers", "flops")
+    return {
+        (work, by): linear_fit([one for one in depths if one.work == work], by)
+        for work in works
+        for by in costs
+    }
+
+
+def _fit_table(depths: Sequence[Depth], fits: Fits) -> Table:
+    names = list(dict.fromkeys(one.model for one in depths))
+    rows = []
+    for (work, by), fit in fits.items():
+        slope = f"{1e6 * fit.slope:.2f} µs a layer"
+        if by == "flops":
+            slope = f"{1e15 * fit.slope:.2f} µs a GFLOP"
+        residuals = [f"{1e3 * left:+.3f}" for left in fit.residuals]
+        start, share = f"{1e3 * fit.start:+.3f}", f"{fit.r_squared:.4f}"
+        rows.append([work, by, slope, start, share, *residuals])
+    columns = ["covariance pass", "against", "slope", "intercept, ms", "R²"]
+    columns += [f"{name}: measured − fitted, ms" for name in names]
+    return Table("Straight lines through these times", columns, rows, left=2)
+
+
+def _verdicts(fits: Fits) -> list[str]:
+    """Which of the two explains the time better, in words."""
+    notes = []
+    for work in dict.fromkeys(work for work, _ in fits):
+        layers, flops = fits[work, "layers"], fits[work, "flops"]
+        better = "number of layers" if layers.r_squared >= flops.r_squared else "operations"
+        notes.append(
+            f"Covariance pass, {work}: R² = {layers.r_squared:.4f} against the number of layers, "
+            f"{flops.r_squared:.4f} against the operations; the {better} explains it better."
+        )
+    notes.append(
+        "PreActResNet-50 and 101 have bottleneck blocks, whose layers have other widths than those "
+        "of 18 and 34: a line through all of them mixes two kinds of layer."
+    )
+    return notes
 
 
 def _layer_table(layers: Sequence[Layer]) -> Table:
@@ -140,12 +184,16 @@ def _figures(found: Sequence[Passes], depths: Sequence[Depth]) -> dict[str, byte
         sides = [side for side in found[0].times if side != FORWARD]
         series = {side: [(one.batch, one.ratio(side)) for one in found] for side in sides}
         figures["batch"] = plots.lines(series, "batch", "time over a plain forward pass")
-    if depths:
-        fit = linear_fit(depths)
-        points = [(one.layers, 1000 * one.time.median) for one in depths]
-        names = [one.model for one in depths]
-        slope, start = 1000 * fit.slope, 1000 * fit.start
-        figures["depth"] = plots.fit(
-            points, names, slope, start, "convolutions and linear layers", "covariance pass, ms"
-        )
+    labels = {"layers": "convolutions and linear layers", "flops": "GFLOP"}
+    units = {"layers": 1.0, "flops": 1e9}
+    lines: dict[str, dict[str, plots.Line]] = {"layers": {}, "flops": {}}
+    for (work, by), fit in _fits(depths).items():
+        mine = [one for one in depths if one.work == work]
+        points = [(getattr(one, by) / units[by], 1e3 * one.time.median) for one in mine]
+        names = [one.model for one in mine]
+        lines[by][work] = plots.Line(points, names, 1e3 * units[by] * fit.slope, 1e3 * fit.start)
+    for cost, drawn in lines.items():
+        if drawn:
+            name = "depth" if cost == "layers" else "operations"
+            figures[name] = plots.fits(drawn, labels[cost], "covariance pass, ms")
     return figures

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from covprop.report.style import line
 
 Points = Sequence[tuple[float, float]]
 
 
-def bars(values: Mapping[str, float], label: str, scale: float = 1.0) -> bytes:
-    """One horizontal bar a name, with its value."""
+def bars(values: Mapping[str, float], label: str, notes: Mapping[str, str] | None = None) -> bytes:
+    """One horizontal bar a name, with its value and what else there is to say."""
     figure, axes = _figure(0.45 * len(values) + 1.0)
     names = list(values)[::-1]
-    heights = [scale * values[name] for name in names]
-    drawn = axes.barh(names, heights, color=line(0).light)
-    axes.bar_label(drawn, fmt="%.3g", padding=3)
+    drawn = axes.barh(names, [values[name] for name in names], color=line(0).light)
+    said = [f"{values[name]:.3g}{(notes or {}).get(name, '')}" for name in names]
+    axes.bar_label(drawn, said, padding=3)
     axes.set_xlabel(label)
-    axes.margins(x=0.12)
+    axes.margins(x=0.2)
     return _svg(figure)
 
 
@@ -44,18 +44,32 @@ def lines(series: Mapping[str, Points], x: str, y: str, log: bool = True) -> byt
     return _svg(figure)
 
 
-def fit(points: Points, names: Sequence[str], slope: float, start: float, x: str, y: str) -> bytes:
-    """Named points and the straight line through them."""
+class Line(NamedTuple):
+    """Named points and the straight line fitted to them."""
+
+    points: Points
+    names: Sequence[str]
+    slope: float
+    start: float
+
+
+def fits(series: Mapping[str, Line], x: str, y: str) -> bytes:
+    """Named points and the straight line through them, for every name of the series."""
     figure, axes = _figure(4.0)
-    for (at, value), name in zip(points, names, strict=True):
-        axes.annotate(name, (at, value), textcoords="offset points", xytext=(6, -10), fontsize=8)
-    axes.plot(*zip(*points, strict=True), "o", color=line(0).light)
-    ends = [0.0, max(at for at, _ in points)]
-    axes.plot(ends, [start + slope * end for end in ends], color=line(1).light, linewidth=1)
+    for index, (label, one) in enumerate(series.items()):
+        color = line(index).light
+        for (at, value), name in zip(one.points, one.names, strict=True):
+            axes.annotate(
+                name, (at, value), textcoords="offset points", xytext=(6, -10), fontsize=8
+            )
+        axes.plot(*zip(*one.points, strict=True), "o", color=color, label=label)
+        ends = [0.0, max(at for at, _ in one.points)]
+        axes.plot(ends, [one.start + one.slope * end for end in ends], color=color, linewidth=1)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.legend(fontsize=8)
     return _svg(figure)
 
 

@@ -19,10 +19,21 @@ def best(cells: Sequence[Cell], method: str, batch: int) -> Cell | None:
     return min(mine, key=lambda cell: cell.ratio, default=None)
 
 
+def file_name(subject: Subject, methods: Sequence[str], batches: Sequence[int]) -> str:
+    """What tells one measurement from another: subject, precision, batches, and the methods
+    where they are not all."""
+    parts = [subject.name, subject.precision, "b" + "-".join(map(str, batches))]
+    chosen = [name for name in METHODS if name in methods and name != "plain"]
+    if len(chosen) + 1 < len(METHODS):
+        parts.append("+".join(chosen) or "plain")
+    return "_".join(parts)
+
+
 def step_report(
-    cells: Sequence[Cell], subject: Subject, tricks: Sequence[str], effort: Effort, facts: Facts
-) -> Report:
-    """Everything `covprop bench step` has to say."""
+    cells: Sequence[Cell], subject: Subject, tricks: Sequence[str], effort: Effort, facts: Facts,
+    name: str | None = None,
+) -> Report:  # fmt: skip
+    """Everything `covprop bench step` has to say; `name` is the file's, the subject's without."""
     batches = list(dict.fromkeys(cell.batch for cell in cells))
     names = [name for name in METHODS if any(cell.method == name for cell in cells)]
     rows = [row for b in batches for m in names if (row := _row(cells, m, b, tricks))]
@@ -35,7 +46,7 @@ def step_report(
     how = "channels last" if subject.device.type == "cuda" else "contiguous"
     return Report(
         verb="step",
-        name=subject.name,
+        name=name or subject.name,
         facts=facts,
         settings={
             "model": subject.model,
@@ -127,8 +138,9 @@ def _figures(cells: Sequence[Cell], names: list[str], batches: list[int]) -> dic
     figures = {}
     largest = {b: {n: c for n in names if (c := best(cells, n, b))} for b in batches}
     shown = 256 if 256 in batches else batches[-1]
-    times = {n: c.time.median for n, c in largest[shown].items() if c.time}
-    figures["method"] = plots.bars(times, f"ms a step, batch {shown}", scale=1000)
+    times = {n: 1e3 * c.time.median for n, c in largest[shown].items() if c.time}
+    ratios = {n: f" ms, {c.ratio:.2f} × plain" for n, c in largest[shown].items()}
+    figures["method"] = plots.bars(times, f"ms a step, batch {shown}", ratios)
     if len(batches) > 1:
         lines = {
             name: [(b, largest[b][name].ratio) for b in batches if name in largest[b]]

@@ -58,8 +58,9 @@ def step(
     with it. On a GPU in bfloat16 and channels last, on the CPU in float32.
     """
     from covprop.bench import machine
+    from covprop.bench.report import Report
     from covprop.bench.step import METHODS, Cell, measure
-    from covprop.bench.step_report import step_report
+    from covprop.bench.step_report import file_name, step_report
     from covprop.bench.tricks import available
 
     subject, effort, console = benching.start(
@@ -67,24 +68,26 @@ def step(
     )
     tricks = trick or available(subject.device)
     facts = machine.facts(subject.device)
+    chosen = list(dict.fromkeys(["plain", *(method or list(METHODS))]))
+    batches = batch or ([4] if quick else [64, 256, 1024])
+    name = file_name(subject, chosen, batches)
     cells: list[Cell] = []
+
+    def report() -> Report:
+        return step_report(cells, subject, tricks, effort, facts, name)
 
     def say(cell: Cell) -> None:
         cells.append(cell)
         shown = f"{1000 * cell.time.median:8.2f} ms" if cell.time else cell.note
         if cell.time and cell.method != "plain":
             shown += f", {cell.ratio:.3f} times plain"
-        name = f"batch {cell.batch:5d}  {cell.method:15s} {cell.trick:18s}"
-        console.print(f"{name} {shown}", highlight=False, soft_wrap=True)
+        what = f"batch {cell.batch:5d}  {cell.method:15s} {cell.trick:18s}"
+        console.print(f"{what} {shown}", highlight=False, soft_wrap=True)
         # A run that is cut short leaves what it has measured.
-        benching.write(
-            step_report(cells, subject, tricks, effort, facts), json, save, out, figures=False
-        )
+        benching.write(report(), json, save, out, figures=False)
 
-    chosen = ["plain", *(method or list(METHODS))]
-    batches = batch or ([4] if quick else [64, 256, 1024])
-    measure(subject, list(dict.fromkeys(chosen)), batches, tricks, effort, say)
-    benching.finish(step_report(cells, subject, tricks, effort, facts), console, json, save, out)
+    measure(subject, chosen, batches, tricks, effort, say)
+    benching.finish(report(), console, json, save, out)
 
 
 @app.command("layers")

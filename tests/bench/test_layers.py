@@ -13,7 +13,7 @@ TINY = Subject("preact_resnet18", width=2, image=8, norm="none")
 
 
 def point(layers: int, seconds: float) -> Depth:
-    return Depth("net", layers, 0, Timing(seconds, seconds, seconds, 1, 1))
+    return Depth("net", layers, "forward", 0, Timing(seconds, seconds, seconds, 1, 1))
 
 
 def test_fit_finds_a_line_and_says_how_well_it_fits() -> None:
@@ -21,11 +21,13 @@ def test_fit_finds_a_line_and_says_how_well_it_fits() -> None:
     assert fit.slope == pytest.approx(0.25)
     assert fit.start == pytest.approx(0.5)
     assert fit.r_squared == pytest.approx(1.0)
-    work = [Depth("net", 1, 10**k, point(1, 10.0**k).time) for k in range(4)]
+    work = [Depth("net", 1, "forward", 10**k, point(1, 10.0**k).time) for k in range(4)]
     assert linear_fit(work, "flops").r_squared == pytest.approx(1.0)
     layers, seconds = [1, 2, 3, 4], [1.0, 3.0, 2.0, 4.0]
     bent = linear_fit([point(k, s) for k, s in zip(layers, seconds, strict=True)])
     assert bent.r_squared == pytest.approx(np.corrcoef(layers, seconds)[0, 1] ** 2)
+    again = [bent.start + bent.slope * k + r for k, r in zip(layers, bent.residuals, strict=True)]
+    assert again == pytest.approx(seconds)
 
 
 def test_layers_are_counted_as_usual() -> None:
@@ -44,8 +46,11 @@ def test_every_pass_depth_and_layer_is_measured() -> None:
     assert list(found[0].times) == [bench.FORWARD, bench.SIGMA_PASS, bench.MEAN_PASS, bench.BOTH]
     assert found[0].ratio(bench.FORWARD) == 1.0
     depths = bench.depth(TINY, bench.DEPTHS[:2], QUICK)
-    assert [d.layers for d in depths] == [21, 37]
-    assert depths[0].flops < depths[1].flops
+    assert [d.layers for d in depths] == [21, 37, 21, 37]
+    assert depths[0].flops < depths[1].flops < depths[3].flops
+    # Backward: dW of every layer (another product of the second's size) and dΣ (two more), less
+    # what the constant covariance at the input spares.
+    assert 2 * depths[0].flops < depths[2].flops < 3 * depths[0].flops
     each = bench.by_layer(TINY, QUICK)
     assert [one.name for one in each][:2] == ["0", "1.stem"]
     assert each[-1].kind == "Linear"
@@ -53,9 +58,14 @@ def test_every_pass_depth_and_layer_is_measured() -> None:
     plain, shared = bench.memory_ratio(TINY, 2)
     assert 0 < plain < shared
     report = layers_report(found, {2: (plain, shared)}, depths, each, TINY, facts(TINY.device))
-    assert len(report.tables) == 4
+    assert len(report.tables) == 5
     assert any("R² = 1.0000" in note for note in report.notes)  # a line through two points
-    assert set(report.figures()) == {"batch", "depth"}
+    assert set(report.figures()) == {"batch", "depth", "operations"}
+    fits = [row for row in report.rows if "fit" in row]
+    assert [(row["work"], row["fit"]) for row in fits] == [
+        ("forward", "layers"), ("forward", "flops"),
+        ("forward and backward", "layers"), ("forward and backward", "flops"),
+    ]  # fmt: skip
 
 
 def test_by_layer_measures_the_propagators_own_rules() -> None:

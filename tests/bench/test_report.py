@@ -86,7 +86,7 @@ def test_numbers_are_readable() -> None:
     [
         plots.bars({"a": 1.0, "b": 2.0}, "ms"),
         plots.lines({"a": [(64, 1.0), (256, 2.0)], "b": []}, "batch", "ratio"),
-        plots.fit([(10, 1.0), (20, 2.0)], ["x", "y"], 0.1, 0.0, "layers", "ms"),
+        plots.fits({"a": plots.Line([(10, 1.0), (20, 2.0)], ["x", "y"], 0.1, 0.0)}, "layers", "ms"),
     ],
 )
 def test_figures_are_svg(image: bytes) -> None:

@@ -7,7 +7,7 @@ import torch
 from covprop.bench import step as bench
 from covprop.bench import tricks
 from covprop.bench.step import METHODS, Cell, make_step, measure, prepare, training_step
-from covprop.bench.step_report import best, step_report
+from covprop.bench.step_report import best, file_name, step_report
 from covprop.bench.subject import Subject
 from covprop.bench.timing import QUICK, Timing
 from covprop.bench.tricks import TRICKS, TrainingStep, Unavailable, available
@@ -180,3 +180,18 @@ def test_a_captured_step_trains_like_an_eager_one() -> None:
     for old, new in zip(before, base.model.parameters(), strict=True):
         assert not torch.equal(old, new)
     assert base.healthy()
+
+
+def test_files_of_different_measurements_have_different_names() -> None:
+    everything = list(METHODS)
+    names = {
+        file_name(TINY, everything, [64]),
+        file_name(TINY, everything, [64, 256]),
+        file_name(TINY, ["plain", "shared"], [64]),
+        file_name(TINY, ["plain", "macer"], [64]),
+        file_name(TINY.but(norm="none"), everything, [64]),
+        file_name(TINY.but(image=28), everything, [64]),
+        file_name(TINY.but(device=torch.device("cuda")), everything, [64]),
+    }
+    assert len(names) == 7
+    assert file_name(TINY, ["plain", "shared"], [64, 256]) == "lenet_w2_8px_fp32_b64-256_shared"
