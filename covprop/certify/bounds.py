@@ -145,7 +145,7 @@ class Question:
     """What a sequential certificate must answer before it may stop.
 
     `delta`: going on to all n samples is expected to certify at most delta more. `at_least`:
-    whether the radius reaches this value, or which of these values.
+    whether n samples certify these radii.
     """
 
     delta: float | None = None
@@ -158,12 +158,12 @@ class Question:
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"delta and at_least are positive radii, not {value}")
 
-    def answered(self, low: Floats, high: Floats, final: Floats) -> NDArray[np.bool_]:
-        """Whether a radius between low and high, `final` after n samples, is answer enough."""
+    def answered(self, low: Floats, final: Floats) -> NDArray[np.bool_]:
+        """Whether `low`, which is certified, and `final`, which n samples may give, answer it."""
         if self.delta is not None:
             return final - low <= self.delta
         radii = np.array(self.at_least)
-        return np.all((low[..., None] >= radii) | (high[..., None] < radii), axis=-1)
+        return np.all((low[..., None] >= radii) | (final[..., None] < radii), axis=-1)
 
 
 def judge(
@@ -188,7 +188,7 @@ def judge(
     upper = np.minimum(upper, tally.upper(alpha))
     # What n samples would certify if the class came up as often as it still may.
     final = np.maximum(best_lower(upper, n, total, soft=soft), lower)
-    radii = (certified_radius(p, sigma) for p in (lower, upper, final))
+    radii = (certified_radius(p, sigma) for p in (lower, final))
     return lower, upper, question.answered(*radii) | (tally.n == n)
 
 
