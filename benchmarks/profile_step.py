@@ -11,64 +11,27 @@ alone: its Σ was computed before. JSON and a table go to --out after every meth
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import shlex
 import sys
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from covprop.allocator import keep_freed_memory
 from covprop.bench import machine
-from covprop.bench.certify import matrix_product
-from covprop.bench.layers import count_flops
+from covprop.bench.floor import floor
+from covprop.bench.kernels import GROUPS, Kernel, kernels_of, sigma_products
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
-from covprop.bench.step import Ready, prepare, reason, training_step
-from covprop.bench.subject import SIGMA, Subject, subject
+from covprop.bench.step import Ready, prepare, reason
+from covprop.bench.subject import Subject, subject
 from covprop.bench.timing import Effort, Timing, interleaved, seconds_of
 from covprop.bench.tricks import TrainingStep
-from covprop.propagate.propagator import Propagator
-
-GROUPS = {
-    "optimizer": r"multi_tensor_apply|foreach|[Ss]gd",
-    "compiled pointwise": r"^triton_poi_",
-    "compiled reduction": r"^triton_(red|per)_",
-    "norm": r"bn_|batch_norm",
-    "convolution": r"fprop|dgrad|wgrad|conv|cudnn",
-    "matrix product": r"gemm|nvjet|gemv|splitK|cutlass|cublas|aten::(add|b|badd)?b?mm$|triton_tem",
-    "moment-ReLU": r"moment|Moment|^_(forward|backward)|aten::(erf|exp_?)$",
-    "copy or cast": r"copy|Memcpy|Memset|memset|CatArray|ranspose|nchw|nhwc|[Ff]ill|clone",
-    "random numbers": r"distribution|random|philox|normal_",
-    "reduction": r"reduce|aten::(sum|mean|norm)",
-    "pointwise": r"elementwise|vectorized|aten::(add|mul|div|neg|pow|clamp|threshold)",
-}
-"""Group -> what a kernel's name contains, the first that fits. torch.compile puts the moment-ReLU
-into the pointwise and reduction kernels of its neighbours; a matrix product that a plain step does
-not have belongs to Σ."""
 
 METHODS = ("plain", "shared", "shared-detached", "shared-frozen")
-
-
-@dataclass
-class Kernel:
-    """All launches of one kernel in a step."""
-
-    name: str
-    seconds: float
-    launches: float
-
-    @property
-    def group(self) -> str:
-        return next((g for g, pattern in GROUPS.items() if re.search(pattern, self.name)), "other")
 
 
 @dataclass
@@ -98,51 +61,8 @@ def freeze(base: TrainingStep) -> None:
     held = base.method.propagator(base.model).frozen()  # type: ignore[attr-defined]
     held.__enter__()
     vars(base)["held"] = held  # its end, by garbage collection too, would thaw Σ
-
-
-def kernels_of(work: Callable[[], None], cuda: bool, calls: int) -> tuple[list[Kernel], float]:
-    """Kernels on a GPU (operators' own time on the CPU) by their total time, and busy seconds."""
-    work()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities) as found:
-        for _ in range(calls):
-            work()
-        if cuda:
-            torch.cuda.synchronize()
-    if not cuda:
-        rows = [
-            Kernel(e.key, e.self_cpu_time_total / 1e6 / calls, e.count / calls)
-            for e in found.key_averages()
-        ]
-        return sorted(rows, key=lambda k: -k.seconds), sum(k.seconds for k in rows)
-    events = on_device(found)
-    seconds: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    for event in events:
-        seconds[event["name"]] += event["dur"]
-        launches[event["name"]] += 1
-    listed = [Kernel(n, s / 1e6 / calls, launches[n] / calls) for n, s in seconds.most_common()]
-    return listed, busy_time(events) / 1e6 / calls
-
-
-def on_device(found: profile) -> list[dict[str, Any]]:
-    """What ran on the GPU, in order."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    return sorted((e for e in events if e.get("cat") in kinds), key=lambda e: e["ts"])
-
-
-def busy_time(events: Sequence[dict[str, Any]]) -> float:
-    """Length of the union of the events' intervals, in microseconds."""
-    total = end = 0.0
-    for event in events:
-        stop = event["ts"] + event["dur"]
-        total += max(0.0, stop - max(end, event["ts"]))
-        end = max(end, stop)
-    return total
+    # The method's own way to compile is for both passes; the mean pass is for torch.compile.
+    vars(base.method)["compile_for"] = lambda model: False
 
 
 def profile_one(
@@ -158,105 +78,6 @@ def build(method: str, where: Subject, batch: int, trick: str) -> Ready:
     if method == "shared-frozen":
         return prepare("shared", where, batch, trick, freeze)
     return prepare(method, where, batch, trick)
-
-
-def sigma_products(where: Subject) -> Table:
-    """The matrix products of the Σ pass, forward and backward, by shape: eager, one by one."""
-    base = training_step("shared", where, 2)
-    prop = Propagator(base.model.eval(), SIGMA, where.image_shape)
-
-    def work() -> None:
-        base.optimizer.zero_grad(set_to_none=True)
-        cov = prop.covariances()[prop.plan.output]
-        assert isinstance(cov, Tensor)
-        cov.trace().backward()
-
-    cuda = where.device.type == "cuda"
-    for _ in range(3):
-        work()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with profile(activities=activities, record_shapes=True) as found:
-        work()
-        if cuda:
-            torch.cuda.synchronize()
-    rows = []
-    for event in found.key_averages(group_by_input_shape=True):
-        if event.key not in ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"):
-            continue
-        shapes = [s for s in event.input_shapes if len(s) > 1][-2:]
-        seconds = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1e6
-        flops = 2 * event.count * shapes[0][-2] * shapes[0][-1] * shapes[1][-1]
-        flops *= shapes[0][0] if len(shapes[0]) == 3 else 1
-        rows.append((seconds, event.count, flops, shapes))
-    rows.sort(key=lambda row: -row[0])
-    lines = [
-        ["×".join(map(str, s[0])) + " · " + "×".join(map(str, s[1])), str(n), f"{1e6 * t:.1f}",
-         f"{f / 1e9:.3f}", f"{f / max(t, 1e-9) / 1e12:.2f}"]
-        for t, n, f, s in rows
-    ]  # fmt: skip
-    total, count, flops = (sum(column) for column in list(zip(*rows, strict=True))[:3])
-    rate = flops / max(total, 1e-9) / 1e12
-    lines.append(["all", str(count), f"{1e6 * total:.1f}", f"{flops / 1e9:.3f}", f"{rate:.2f}"])
-    columns = ["shapes", "count", "µs in all", "GFLOP", "TFLOP/s"]
-    return Table("Matrix products of the Σ pass and its backward", columns, lines)
-
-
-def floor(where: Subject, batch: int) -> dict[str, float]:
-    """Operations and bytes a step cannot do without, over what this machine reaches."""
-    cuda = where.device.type == "cuda"
-    size = 8192 if cuda else 1024
-    wide = torch.randn(size, size, device=where.device)
-    half = torch.empty(2**28 if cuda else 2**22, device=where.device, dtype=torch.bfloat16)
-    other = torch.empty_like(half)
-    product = matrix_product(where.device, size)
-    sides = {"product": product, "wide": lambda: wide @ wide, "copy": lambda: other.copy_(half)}
-    times = interleaved(sides, where.device, Effort(warmup=3, rounds=10))
-    rate, sigma_rate = (2 * size**3 / times[side].low for side in ("product", "wide"))
-    bandwidth = 2 * 2 * half.numel() / times["copy"].low
-
-    base = training_step("shared", where, 2)
-    base()
-    sigma_flops = sigma_pass_flops(where)
-    per_image = (count_flops(base) - sigma_flops) / 2
-    relu, maps = map_numbers(where)
-    number = 2 if where.precision == "bf16" else 4
-    return {
-        "matrix product, TFLOP/s": rate / 1e12,
-        "float32 (TF32 on a GPU) matrix product, TFLOP/s": sigma_rate / 1e12,
-        "copy, GB/s (read and written)": bandwidth / 1e9,
-        "network, forward and backward, GFLOP": batch * per_image / 1e9,
-        "network at that rate, ms": 1e3 * batch * per_image / rate,
-        "Σ pass, forward and backward, GFLOP": sigma_flops / 1e9,
-        "Σ pass at that rate, ms": 1e3 * sigma_flops / sigma_rate,
-        "all feature maps, MiB": batch * maps * number / 2**20,
-        "inputs of ReLUs, MiB": batch * relu * number / 2**20,
-        "ReLUs alone (2 maps forward, 3 backward), ms": 1e3 * 5 * batch * relu * number / bandwidth,
-        "each map written, read, read again; so its gradient, ms": (
-            1e3 * 6 * batch * maps * number / bandwidth
-        ),
-    }
-
-
-def sigma_pass_flops(where: Subject) -> int:
-    """Of the Σ pass and its backward: the step's on 4 images is twice that on 2, less this."""
-    two, four = training_step("shared", where, 2), training_step("shared", where, 4)
-    two()
-    four()
-    return 2 * count_flops(two) - count_flops(four)
-
-
-def map_numbers(where: Subject) -> tuple[int, int]:
-    """Numbers of an image's feature maps: those a ReLU reads, and all."""
-    prop = Propagator(where.build().eval(), SIGMA, where.image_shape)
-    relu = sum(_size(step.out_shape) for step in prop.plan.steps if step.rule and step.rule.mean)
-    return relu, sum(_size(step.out_shape) for step in prop.plan.steps if step.rule)
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
 
 
 def report(

@@ -94,12 +94,12 @@ def passes(subject: Subject, batch: int, effort: Effort) -> Passes:
     with propagator(subject).frozen() as cached:
         sides: dict[str, Callable[[], object]] = {
             FORWARD: in_precision(prop.model),
-            SIGMA_PASS: prop.covariances,
+            SIGMA_PASS: no_grad(partial(sigma_pass, prop, subject)),
             MEAN_PASS: in_precision(cached),
             BOTH: in_precision(prop),
         }
         if subject.device.type == "cuda":
-            sides[CAPTURED] = capture(prop.covariances)
+            sides[CAPTURED] = capture(sides[SIGMA_PASS])
         return Passes(batch, interleaved(sides, subject.device, effort))
 
 
@@ -109,8 +109,8 @@ def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]
     props = {name: propagator(subject.but(model=name)) for name in names}
     sides: dict[tuple[str, str], Callable[[], object]] = {}
     for name, prop in props.items():
-        sides[name, FORWARD_ONLY] = no_grad(prop.covariances)
-        sides[name, WITH_BACKWARD] = partial(forward_and_backward, prop)
+        sides[name, FORWARD_ONLY] = no_grad(partial(sigma_pass, prop, subject))
+        sides[name, WITH_BACKWARD] = partial(sigma_pass_and_backward, prop, subject)
     flops = {key: count_flops(side) for key, side in sides.items()}
     if subject.device.type == "cuda":
         sides = {key: capture(side) for key, side in sides.items()}
@@ -123,12 +123,18 @@ def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]
     ]
 
 
-def forward_and_backward(prop: Propagator) -> None:
+def sigma_pass(prop: Propagator, subject: Subject) -> Tensor:
+    """The covariance of the logits, in the precision that a training step takes it in."""
+    with subject.autocast():
+        cov = prop.covariances()[prop.plan.output]
+    assert cov is not None
+    return cov
+
+
+def sigma_pass_and_backward(prop: Propagator, subject: Subject) -> None:
     """The covariance pass and the gradient of the output's trace in every weight."""
     prop.model.zero_grad(set_to_none=True)
-    cov = prop.covariances()[prop.plan.output]
-    assert cov is not None
-    cov.trace().backward()
+    sigma_pass(prop, subject).trace().backward()
 
 
 def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:

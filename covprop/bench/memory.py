@@ -46,7 +46,7 @@ def cpu_peak(work: Callable[[], object], kept: Iterable[Tensor]) -> int:
     Runs `work` twice: in the second run everything it releases was seen being allocated.
     """
     total = sum(storage_bytes(tensor) for tensor in kept)
-    with _quiet_stderr():
+    with quiet_stderr():
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
             work()
@@ -68,7 +68,7 @@ def storage_bytes(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _quiet_stderr() -> Iterator[None]:
+def quiet_stderr() -> Iterator[None]:
     """The profiler's C++ side greets on stderr, and remarks on memory older than itself."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,0 +1,53 @@
+import torch
+
+from covprop.bench.floor import floor, map_numbers
+from covprop.bench.kernels import Kernel, busy_time, kernels_of, sigma_products
+from covprop.bench.subject import Subject
+
+TINY = Subject("lenet", width=2, image=8, channels=1)
+
+
+def test_kernels_fall_into_groups() -> None:
+    names = {
+        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc": "convolution",
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "matrix product",
+        "triton_poi_fused_convolution_relu_3": "compiled pointwise",
+        "triton_red_fused_sum_7": "compiled reduction",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>": (
+            "copy or cast"
+        ),
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>": "reduction",
+        "Memcpy DtoD (Device -> Device)": "copy or cast",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel": "optimizer",
+        "void cudnn::bn_fw_tr_1C11_kernel_NHWC": "norm",
+        "aten::mm": "matrix product",
+        "something new": "other",
+    }
+    assert {name: Kernel(name, 1.0, 1.0).group for name in names} == names
+
+
+def test_overlapping_kernels_count_once() -> None:
+    spans = [(0, 10), (2, 3), (5, 10), (20, 5)]
+    assert busy_time([{"ts": start, "dur": length} for start, length in spans]) == 15 + 5
+
+
+def test_operators_of_some_work_on_the_cpu() -> None:
+    a = torch.ones(64, 64)
+    found, busy = kernels_of(lambda: torch.mm(a, a), cuda=False, calls=3)
+    (product,) = [kernel for kernel in found if kernel.name == "aten::mm"]
+    assert product.launches == 1
+    assert 0 < product.seconds <= busy
+
+
+def test_products_and_floor_count_the_same_operations() -> None:
+    table = sigma_products(TINY)
+    limits = floor(TINY, 4)
+    total = table.rows[-1]
+    assert total[0] == "all"
+    assert float(total[3]) == round(limits["Σ pass, forward and backward, GFLOP"], 3)
+    assert all(value > 0 for value in limits.values())
+
+
+def test_map_numbers_of_lenet() -> None:
+    relu, maps = map_numbers(TINY)
+    assert 0 < relu < maps
