@@ -30,10 +30,11 @@ from covprop.certify.bounds import (
 )
 from covprop.certify.each import Certifying, Predicting, Source, Way, settle, stack
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import as_index, check_images, choose_device
+from covprop.certify.sample import as_index, blocks_a_pass, check_images, choose_device
 from covprop.errors import InvalidInput
 
 ABSTAIN = -1
+RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
 Classifier = Callable[[Tensor], Tensor]
 
 
@@ -110,8 +111,8 @@ def certify(
     most. `soft=True` certifies the classifier that averages softmax probabilities instead of votes
     (Salman et al. 2019).
 
-    On a GPU passes are replayed as one CUDA graph, and compiled first where the work is long
-    enough, or if `compiled` says so; `fast=False` runs plain passes on the same noise.
+    On a GPU a hundred passes and more are replayed as one CUDA graph, and compiled first where
+    that pays, or if `compiled` says so; `fast=False` runs plain passes on the same noise.
 
     >>> import covprop, torch
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)
@@ -128,7 +129,7 @@ def certify(
     step = block_size(tuple(images.shape[1:]))
     plan = looks(n, alpha, sequential=question is not None, step=step)
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
-    if len(images) and on_fast_path(model, images, device, fast):
+    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
         source = zip(names, images, strict=True)
         done = certify_queue(model, source, n0, plan, question, way, len(images))
         found = _in_order(list(done))
@@ -217,7 +218,7 @@ def predict(
     images = x if x.ndim == 4 else x[None]
     names = as_index(index, len(images))
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled)
-    if len(images) and on_fast_path(model, images, device, fast):
+    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
         source = zip(names, images, strict=True)
         found = _in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
     else:
@@ -252,11 +253,13 @@ def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
     )
 
 
-def on_fast_path(
-    model: Classifier, x: Tensor, device: torch.device | str | None, fast: bool | None
-) -> bool:
-    """Whether passes are replayed: as told, else on a GPU."""
-    return choose_device(model, x, device).type == "cuda" if fast is None else fast
+def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samples: int) -> bool:
+    """Whether passes are replayed: as told, else on a GPU where recording one pays."""
+    if fast is not None:
+        return fast
+    shape = tuple(x.shape[-3:])
+    passes = samples / (blocks_a_pass(shape, way.batch_size) * block_size(shape))
+    return choose_device(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
 
 
 def _in_order(parts: list[tuple[list[int], Result]]) -> Result:

@@ -56,14 +56,14 @@ def certify_each(
     source, x = _peek(images)
     if x is None:
         return
-    if not on_fast_path(model, x, more.get("device"), fast):
+    way = _way(sigma, soft, **more)
+    if not on_fast_path(model, x, way, fast, count * n):
         given = {"n0": n0, "n": n, "alpha": alpha, "soft": soft, **more}
         given |= {"delta": delta, "at_least": at_least, "fast": False}
         for place, (index, image) in enumerate(source):
             yield [place], certify(model, image[None], sigma=sigma, index=index, **given)
         return
     plan = looks(n, alpha, sequential=question is not None, step=block_size(tuple(x.shape)))
-    way = _way(sigma, soft, **more)
     yield from certify_queue(model, source, n0, plan, question, way, count)
 
 
@@ -83,8 +83,9 @@ def predict_each(
     source, x = _peek(images)
     if x is None:
         return
-    if on_fast_path(model, x, more.get("device"), fast):
-        yield from predict_queue(model, source, n, alpha, _way(sigma, False, **more), count)
+    way = _way(sigma, False, **more)
+    if on_fast_path(model, x, way, fast, count * n):
+        yield from predict_queue(model, source, n, alpha, way, count)
         return
     for place, (index, image) in enumerate(source):
         given = {"n": n, "alpha": alpha, "fast": False, **more}

@@ -34,7 +34,7 @@ Fast = Annotated[
     typer.Option(
         "--fast/--no-fast",
         help="Replay passes of one shape as a CUDA graph, or run them plainly on the same noise.",
-        show_default="fast on a GPU",
+        show_default="fast on a GPU, if a hundred passes are needed",
     ),
 ]
 Compiled = Annotated[

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from covprop.certify import Certificate, certify, certify_each, predict, sample
 from covprop.certify.bounds import Looks, Question, looks
-from covprop.certify.each import Certifying
+from covprop.certify.each import Certifying, Way
 from covprop.certify.engine import COMPILE_PAYS, Engine, Job
 from covprop.certify.noise import ESTIMATE, SELECT
 from covprop.certify.philox import normal
 from covprop.certify.queue import Image, run
+from covprop.certify.smooth import on_fast_path
 from covprop.errors import InvalidInput
 from covprop.noise import seed_of
 from covprop.train import graph
@@ -218,6 +219,18 @@ def test_compiling_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.network == engine._network  # the compiler failed: plain passes
 
 
+def test_replaying_is_for_long_work_on_a_gpu() -> None:
+    x = torch.rand(1, 3, 32, 32)
+    gpu = Way(SIGMA, None, None, 0, "cuda", None, False, (0.0, 1.0), None)
+    model = network()
+    assert not on_fast_path(model, x, gpu, None, 2048 * 99)
+    assert on_fast_path(model, x, gpu, None, 2048 * 100)
+    assert on_fast_path(model, x, replace(gpu, batch_size=256), None, 256 * 100)
+    assert not on_fast_path(model, x, replace(gpu, device="cpu"), None, 10**9)
+    assert not on_fast_path(model, x, gpu, False, 10**9)
+    assert on_fast_path(model, x, gpu, True, 1)
+
+
 class Coins:
     """An engine whose classifier is a coin for every image: class 0 with probability p[index]."""
 
@@ -366,6 +379,6 @@ def test_a_model_that_reads_on_the_host_runs_without_a_graph(trained_like: nn.Mo
     trained_like.eval()
     x = images(3).cuda()
     with pytest.warns(UserWarning, match="without a CUDA graph"):
-        found = certify(reading, x, sigma=SIGMA, n=3000)
-    again = certify(trained_like, x, sigma=SIGMA, n=3000)
+        found = certify(reading, x, sigma=SIGMA, n=3000, fast=True)
+    again = certify(trained_like, x, sigma=SIGMA, n=3000, fast=True)
     assert (found.count - again.count).abs().max() <= 3
