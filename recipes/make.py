@@ -229,10 +229,10 @@ NOISY: dict[str, dict[str, Any]] = {
     "truncated": {"name": "truncated", "q": 0.7, "k": 0.5, "from_epoch": 40, "refresh": 10},
     "radius-largest": {"name": "radius", "end": "largest", "drop": 0.1, "from_epoch": 60},
     "radius-smallest": {"name": "radius", "end": "smallest", "drop": 0.1, "from_epoch": 60},
-    # Not the paper's: as many images as labels are wrong, by the radius of the label, without λ.
+    # Not the paper's: by the radius of the label, within every label, a tenth more than are wrong.
     "radius-label": {
-        **{"name": "radius", "end": "smallest", "of": "label"},
-        **{"drop": 0.45, "from_epoch": 20, "weight": 0.0},
+        **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
+        **{"from_epoch": 20, "weight": 0.0},
     },
 }
 NOISY_DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")

@@ -30,6 +30,8 @@ class Radius(NoisyMethod):
         of: the radius of the prediction (the paper's, never negative), or that of the given
             label against the best other class, negative where the label loses.
         drop: share of the training images.
+        per_class: take that share of the images of every given label, not of all. A network knows
+            some classes sooner than others; over all images these would lose their right labels.
         refresh: epochs between two choices; 0 chooses once.
         weight: λ; 0 trains plainly on noisy images and only ranks by the radius, for which Σ is
             computed once an epoch.
@@ -40,6 +42,7 @@ class Radius(NoisyMethod):
 
     radius: Tensor
     keep: Tensor
+    group: Tensor
     cov: Tensor
 
     def __init__(
@@ -48,6 +51,7 @@ class Radius(NoisyMethod):
         end: Literal["largest", "smallest"] = "largest",
         of: Literal["prediction", "label"] = "prediction",
         drop: Fraction = 0.1,
+        per_class: bool = False,
         from_epoch: Annotated[int, Range(0)] = 60,
         refresh: Annotated[int, Range(0)] = 1,
         weight: NotNegative = 4.0,
@@ -58,12 +62,15 @@ class Radius(NoisyMethod):
         super().__init__()
         self.task, self.end, self.of = task, end, of
         self.drop, self.from_epoch, self.refresh = drop, from_epoch, refresh
+        self.per_class = per_class
         settings = PRESETS[preset]
         if detach_covariance is not None:
             settings = settings.but(detach_covariance=detach_covariance)
         self.loss = RadiusLoss(task.sigma, weight, offset, settings, reduction="none")
         self.register_buffer("radius", torch.full((task.images,), torch.nan))
         self.register_buffer("keep", torch.ones(task.images, dtype=torch.bool))
+        # The given labels, learned as they are seen; one group for all images if not per class.
+        self.register_buffer("group", torch.zeros(task.images, dtype=torch.int64))
         self.register_buffer("cov", torch.full((task.num_classes,) * 2, torch.nan))
         # In a tuple, or its model would be registered a second time here.
         self._held: tuple[Propagator, ...] = ()
@@ -74,7 +81,11 @@ class Radius(NoisyMethod):
                 self.cov.copy_(self._propagated(model))
         late = epoch - self.from_epoch
         if late == 0 or (late > 0 and self.refresh and late % self.refresh == 0):
-            self.keep.copy_(~extreme(self.radius, self.drop, self.end))
+            left_out = torch.zeros_like(self.keep)
+            for group in range(self.task.num_classes if self.per_class else 1):
+                values = self.radius.where(self.group == group, torch.nan)
+                left_out |= extreme(values, self.drop, self.end)
+            self.keep.copy_(~left_out)
 
     def phase(self, epoch: int) -> Hashable:
         return 0
@@ -93,6 +104,8 @@ class Radius(NoisyMethod):
             labels = batch.y if self.of == "label" else None
             radius = estimated_radius(out, self.task.sigma, labels, self.loss.settings).float()
             self.radius.index_copy_(0, batch.index, radius)
+            if self.per_class:
+                self.group.index_copy_(0, batch.index, batch.y)
         return Learned(losses, logits.detach(), kept, radius)
 
     def _propagated(self, model: nn.Module) -> Tensor:

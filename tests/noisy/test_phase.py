@@ -57,7 +57,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS},
     "bootstrap soft": ("bootstrap", {"kind": "soft"}),
     "truncated pruned": ("truncated", {"from_epoch": 1, "refresh": 1}),
-    "radius of the label": ("radius", {"of": "label", "weight": 0, "from_epoch": 1}),
+    "radius of the label": (
+        *("radius", {"of": "label", "weight": 0, "from_epoch": 1, "per_class": True}),
+    ),
 }
 
 

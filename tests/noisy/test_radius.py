@@ -83,6 +83,27 @@ def test_only_the_cross_entropy_of_one_end_is_left_out(end: str) -> None:
     )
 
 
+def test_every_label_loses_the_same_share() -> None:
+    """Six images of each of three labels; a third of each goes, by the radius of the label."""
+    model, data = network(), batch(18)
+    options = {"end": "smallest", "of": "label", "drop": 1 / 3, "from_epoch": 1, "weight": 0.0}
+    chosen = []
+    for per_class in (True, False):
+        method = build("radius", task=task(18), per_class=per_class, **options)
+        method.start_epoch(model, 0)
+        radius = method(model, data, 0, noise.stream(7)).radius
+        assert radius is not None
+        method.start_epoch(model, 1)
+        chosen.append(~method(model, data, 1, noise.stream(7)).kept)
+    expected = torch.zeros(18, dtype=torch.bool)
+    for label in range(3):
+        places = [i for i in range(18) if data.y[i] == label]
+        expected[sorted(places, key=radius.tolist().__getitem__)[:2]] = True
+    assert torch.equal(chosen[0], expected)
+    assert chosen[1].nonzero().flatten().tolist() == sorted(radius.argsort()[:6].tolist())
+    assert not torch.equal(*chosen)
+
+
 def test_when_images_are_chosen() -> None:
     for refresh, changes in ((0, {2}), (1, {2, 3, 4, 5, 6}), (3, {2, 5})):
         method = build("radius", task=task(4), from_epoch=2, refresh=refresh, drop=0.25)
@@ -109,7 +130,7 @@ def test_the_model_is_not_a_part_of_the_method() -> None:
     model, method = network(), build("radius", task=task())
     method(model, batch(), 0, noise.stream(7))
     assert list(method.parameters()) == []
-    assert set(method.state_dict()) == {"radius", "keep", "cov"}
+    assert set(method.state_dict()) == {"radius", "keep", "group", "cov"}
 
 
 def test_without_a_hinge_the_covariance_is_that_of_the_epoch_s_beginning() -> None:
