@@ -1,7 +1,7 @@
 """What one pass of certification costs by batch size, streams and compiler, and where time goes.
 
     python benchmarks/certify.py --batches 512,1024,2048 --streams 1,2 --profile
-    python benchmarks/certify.py --batches 2048 --modes compiled,autotuned
+    python benchmarks/certify.py --batches 2048 --modes compiled,fused,autotuned
 
 `covprop bench certify` measures whole certificates; this finds the pass they should be made of.
 A pass is noise, network, argmax and counts, in bfloat16 on a GPU, replayed as a CUDA graph.
@@ -11,6 +11,9 @@ import argparse
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from covprop.bench.certify import matrix_product
 from covprop.bench.layers import count_flops, no_grad
@@ -19,14 +22,61 @@ from covprop.bench.subject import Subject
 from covprop.bench.timing import Effort, interleaved
 from covprop.certify.engine import Engine, Job
 from covprop.certify.noise import block_size
+from covprop.models.preact_resnet import BasicBlock
 
-MODES = {"replayed": None, "compiled": "default", "autotuned": "max-autotune-no-cudagraphs"}
+MODES = {
+    "replayed": None,
+    "compiled": "default",
+    "fused": "default",
+    "autotuned": "max-autotune-no-cudagraphs",
+}
 SIGMA = 0.25
 
 
-def engine_of(subject: Subject, batch: int, streams: int, mode: str | None) -> Engine:
+@torch.library.custom_op("covprop_bench::conv_relu", mutates_args=())
+def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """ReLU of a 3×3 convolution, on a GPU in cuDNN's one kernel."""
+    if x.is_cuda:
+        pair = [stride, stride]
+        return torch.cudnn_convolution_relu(x, weight, bias, pair, [1, 1], [1, 1], 1)
+    return F.relu(F.conv2d(x, weight, bias, stride, 1))
+
+
+@conv_relu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    return F.conv2d(x, weight, bias, stride, 1)
+
+
+def fuse(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the first half of every basic block be one kernel, its second norm folded into it."""
+    for block in model.modules():
+        if not isinstance(block, BasicBlock):
+            continue
+        conv = block.conv1
+        if isinstance(block.norm2, nn.BatchNorm2d):
+            conv = fuse_conv_bn_eval(conv, block.norm2)
+        assert conv.bias is not None
+        layout = torch.channels_last
+        weight = conv.weight.detach().to(dtype).contiguous(memory_format=layout)
+        bias, stride = conv.bias.detach().to(dtype), conv.stride[0]
+
+        def forward(
+            x: Tensor,
+            block: BasicBlock = block,
+            weight: Tensor = weight,
+            bias: Tensor = bias,
+            stride: int = stride,
+        ) -> Tensor:
+            h = F.relu(block.norm1(x)).to(weight.dtype)
+            skip = x if block.shortcut is None else block.shortcut(h)
+            return skip + block.conv2(conv_relu(h, weight, bias, stride))
+
+        block.forward = forward  # type: ignore[method-assign]
+
+
+def engine_of(subject: Subject, batch: int, streams: int, name: str) -> Engine:
     """An engine whose pass is as asked, with an image in every slot and jobs that count."""
-    model, device = subject.build().eval(), subject.device
+    model, device, mode = subject.build().eval(), subject.device, MODES[name]
     block = block_size(subject.image_shape)
     on_gpu = device.type == "cuda"
     engine = Engine(
@@ -42,6 +92,13 @@ def engine_of(subject: Subject, batch: int, streams: int, mode: str | None) -> E
         channels_last=on_gpu,
         streams=streams,
     )
+    if name == "fused":
+        noisy = engine.noisy.normal_()
+        with torch.no_grad():
+            expected = engine._network(noisy)
+            fuse(engine.model, torch.bfloat16 if on_gpu else torch.float32)  # type: ignore[arg-type]
+            error = (engine._network(noisy) - expected).norm() / expected.norm()
+        print(f"fused against layer by layer: {float(error):.1e}")
     if on_gpu:
         torch.compiler.reset()
         if mode is not None:
@@ -101,7 +158,7 @@ def main() -> None:
     for mode in options.modes.split(","):
         for streams in map(int, options.streams.split(",")):
             for batch in map(int, options.batches.split(",")):
-                make = lambda b=batch, s=streams, m=mode: engine_of(subject, b, s, MODES[m])  # noqa: E731
+                make = lambda b=batch, s=streams, m=mode: engine_of(subject, b, s, m)  # noqa: E731
                 engine = make()
                 median = interleaved({"pass": engine.run}, device, effort)["pass"].median
                 each = median / (engine.width * engine.block)

@@ -342,7 +342,8 @@ def test_fast_equals_plain_up_to_rounding(
         fast = certify(trained_like, x, fast=True, compiled=compiled, batch_size=4096, **given)
     same_n = plain.n == fast.n
     assert same_n.double().mean() > 0.9
-    limit = 3 if dtype is None else 100  # half a percent: bfloat16 has eight bits
+    # A thousandth for TF32, torch's default in convolutions; half a percent for bfloat16.
+    limit = 20 if dtype is None else 100
     worst = (plain.count - fast.count)[same_n].abs().max().item()
     print(f"largest difference of counts in 20,000 samples: {worst}")
     assert worst <= limit
@@ -367,7 +368,7 @@ def test_two_streams_in_a_graph(compiled: bool) -> None:
             seen, _ = engine.collect()
         assert seen[1].sum() == 81_920
         counts.append(torch.from_numpy(seen[1]))
-    assert (counts[0] - counts[1]).abs().max() <= 8
+    assert (counts[0] - counts[1]).abs().max() <= 80  # a thousandth, as above
 
 
 @pytest.mark.gpu
