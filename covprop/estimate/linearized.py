@@ -63,7 +63,8 @@ def linearized(
             too little.
         create_graph: keep the graph, to train on the radius.
 
-    In training mode a batch norm's statistics of the batch count as constants.
+    In training mode a batch norm normalises by the batch's statistics; an image's gradient takes
+    them as given, as in evaluation.
     """
     copies = max(samples, 1)
     points = x.repeat_interleave(copies, dim=0)

@@ -10,9 +10,10 @@ Autograd gets there but for three operations, which are replaced while a `Pullba
 
 - the derivative of a convolution's backward pass is done with transposed and regrouped
   convolutions, many times slower than the ordinary kernels;
-- a batch norm in training couples the images of a batch. Here its statistics are constants to the
-  covector: what is pulled back is the network that normalises every image by these numbers, as it
-  will in evaluation. The gradient of the loss still goes through them;
+- a batch norm in training couples the images of a batch. Here an image does not move the statistics
+  that normalise it: what is pulled back is the network that takes these numbers as they are, as it
+  will in evaluation. They still follow the weights, so that the loss sees them change with these
+  (otherwise it would try to shrink weights whose size the norm undoes);
 - a ReLU's gate is a constant, for which autograd adds zeros.
 """
 
@@ -112,29 +113,45 @@ class ConvolutionPulled(torch.autograd.Function):
 
 
 class BatchNorm(torch.autograd.Function):
-    """Batch norm in training; pulled back, it is the affine map with the batch's statistics."""
+    """Batch norm in training, and 1/√(variance + eps) of the batch; pulled back, it is the affine
+    map with the batch's statistics."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
         var: Tensor | None, momentum: float, eps: float, pullback: Pullback,
-    ) -> Tensor:  # fmt: skip
-        out, *batch = torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps)
-        ctx.save_for_backward(x, weight, *batch)
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out, centre, scale = torch.native_batch_norm(
+            x, weight, bias, mean, var, True, momentum, eps
+        )
+        ctx.save_for_backward(x, weight, centre, scale)
         ctx.eps, ctx.pullback = eps, pullback
-        return out
+        ctx.set_materialize_grads(False)
+        return out, scale
 
     @staticmethod
-    def backward(ctx: Any, covector: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
+    def backward(
+        ctx: Any, covector: Tensor | None, to_scale: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, centre, scale = ctx.saved_tensors
+        wide = (1, -1, *(1,) * (x.ndim - 2))
+        made: list[Tensor | None] = [None, None, None]
         if ctx.pullback.pulling:
-            slope = scale if weight is None else weight * scale
-            pulled = covector * slope.view(1, -1, *(1,) * (x.ndim - 2))
-            return pulled.to(covector.dtype), *(None,) * 7
-        wanted = list(ctx.needs_input_grad[:3])
-        made = aten.native_batch_norm_backward(
-            covector, x, weight, None, None, mean, scale, True, ctx.eps, wanted
-        )
+            if covector is not None:
+                slope = scale if weight is None else weight * scale
+                made[0] = (covector * slope.view(wide)).to(covector.dtype)
+            return *made, *(None,) * 5
+        if covector is not None:
+            wanted = list(ctx.needs_input_grad[:3])
+            made = list(
+                aten.native_batch_norm_backward(
+                    covector, x, weight, None, None, centre, scale, True, ctx.eps, wanted
+                )
+            )
+        if to_scale is not None:  # d scale/dx = −scale³(x − centre)/n
+            factor = to_scale * scale**3 * (-x.shape[1] / x.numel())
+            moved = ((x - centre.view(wide)) * factor.view(wide)).to(x.dtype)
+            made[0] = moved if made[0] is None else made[0] + moved
         return *made, *(None,) * 5
 
 
@@ -177,7 +194,10 @@ def normalize(
     """F.batch_norm in training; with running statistics it is left to torch."""
     if not training or input.numel() == input.shape[1]:  # torch says what one value a channel is
         return NotImplemented
-    return BatchNorm.apply(input, weight, bias, running_mean, running_var, momentum, eps, pullback)
+    out, _ = BatchNorm.apply(
+        input, weight, bias, running_mean, running_var, momentum, eps, pullback
+    )
+    return out
 
 
 def gate(pullback: Pullback, input: Tensor, inplace: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,49 +112,49 @@ def test_gradient_is_that_of_double_backward(name: str) -> None:
     assert worst(through, gradients(by_hand(model, x, found)[1].log().sum(), model)) < 1e-12
 
 
-class Frozen(nn.Module):
-    """A batch norm whose statistics of the batch are constants."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        dims = [0, *range(2, x.ndim)]
-        mean = x.mean(dims, keepdim=True).detach()
-        var = x.var(dims, correction=0, keepdim=True).detach()
-        out, shape = (x - mean) / (var + self.norm.eps).sqrt(), mean.shape
-        if self.norm.weight is None:
-            return out
-        return out * self.norm.weight.view(shape) + self.norm.bias.view(shape)
-
-
 class Twin(nn.Module):
-    """The same parameters, every batch norm with constant statistics."""
+    """The same parameters; every batch norm takes its statistics from a first pass over the batch,
+    which knows nothing of the point at which the second one is differentiated."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    def normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
+        dims = [0, *range(2, x.ndim)]
+        if self.first:
+            self.found[norm] = x.mean(dims, keepdim=True), x.var(dims, correction=0, keepdim=True)
+        mean, var = self.found[norm]
+        out = (x - mean) / (var + norm.eps).sqrt()
+        if norm.weight is None:
+            return out
+        return out * norm.weight.view(mean.shape) + norm.bias.view(mean.shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        for norm in norms:
-            norm.forward = Frozen(norm).forward  # type: ignore[method-assign]
+        self.found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        for norm in self.norms:
+            norm.forward = partial(self.normalise, norm)  # type: ignore[method-assign]
         try:
-            return self.model(x)
+            for self.first in (True, False):
+                out = self.model(x.detach() if self.first else x)
+            return out
         finally:
-            for norm in norms:
+            for norm in self.norms:
                 del norm.forward
 
 
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("name", ["resnet", "chain", "flat"])
-def test_batch_statistics_are_constants_to_the_covector_alone(name: str, affine: bool) -> None:
+@pytest.mark.parametrize("name", ["resnet", "chain", "smooth", "flat"])
+def test_batch_statistics_follow_the_weights_and_not_the_image(name: str, affine: bool) -> None:
     torch.manual_seed(0)
     if name == "resnet":
         model, shape = resnet("batch"), COLOUR
-    elif name == "chain":
-        model, shape = chain(nn.BatchNorm2d(4, affine=affine), nn.ReLU(), nn.MaxPool2d(2)), GRAY
+    elif name != "flat":
+        act = nn.GELU() if name == "smooth" else nn.ReLU()
+        one, two = (nn.BatchNorm2d(4, affine=affine) for _ in range(2))
+        model = chain(one, act, nn.Conv2d(4, 4, 3, bias=False), two, act, nn.MaxPool2d(2))
+        shape = GRAY
     else:
         hidden = nn.LazyLinear(6), nn.BatchNorm1d(6, affine=affine), nn.ReLU()
         model, shape = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(6, 3)), GRAY
@@ -167,6 +168,19 @@ def test_batch_statistics_are_constants_to_the_covector_alone(name: str, affine:
     ours = gradients(loss_of(found.gap, found.var), model)
     assert worst(ours, gradients(loss_of(gap, var), model)) < 1e-12
     torch.testing.assert_close(linearize(model, x, 0.3).var, var)  # without a graph too
+
+
+def test_the_size_of_weights_before_a_norm_is_no_way_out() -> None:
+    """The norm undoes it, so the variance must not pull at it: its gradient is tangential."""
+    torch.manual_seed(0)
+    model, x = chain(nn.BatchNorm2d(4, eps=1e-16), nn.ReLU()), torch.rand(6, *GRAY).double()
+    model(x.float())
+    model = model.double()
+    linearize(model, x, 0.3, create_graph=True).var.sum().backward()
+    weight = model[0].weight
+    along = (weight * weight.grad).sum((1, 2, 3)).abs()
+    assert (along < 1e-10 * weight.norm() * weight.grad.norm()).all()
+    assert weight.grad.norm() > 1e-6
 
 
 def test_running_statistics_move_as_in_one_forward_pass() -> None:
