@@ -26,17 +26,22 @@ What `set` says stands as it is; only phases that the recipe itself names scale 
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import torch
 
 from covprop.errors import InvalidInput
 from covprop.names import nearest
-from covprop.train import load
+from covprop.run import Run
+from covprop.train import load, train
 
 KEYS = (
     *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
@@ -228,3 +233,29 @@ class Pace:
 def total_alone(jobs: Sequence[Job]) -> float:
     """Seconds of the machine that a list of jobs takes, as guessed in its wave."""
     return math.fsum(job.alone for job in jobs)
+
+
+TIMED_EPOCHS = 4
+SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
+"""What does not change the price of an epoch in which every part of a method is at work."""
+
+
+def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
+    """Median seconds of an epoch with all of the method at work, and images a second.
+
+    The first epoch compiles and records, and is left out.
+    """
+    changes = [s for s in job.set if not s.startswith(SELDOM)]
+    changes += [*at_length(job.recipe, TIMED_EPOCHS), "train.eval_every=0"]
+    whole = load(job.recipe, changes)
+    for section, options in (("method", whole.method), ("weighting", whole.weighting or {})):
+        changes += [f"{section}.from_epoch=0"] if "from_epoch" in options else []
+    run = folder / job.name
+    train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
+    torch.compiler.reset()  # the next job's code is other code
+    rows = Run(run).metrics()
+    seconds = [float(row["seconds"]) for row in rows]
+    return (
+        median(after - before for before, after in itertools.pairwise(seconds)),
+        median(float(row["images_per_second"]) for row in rows[1:]),
+    )

@@ -18,7 +18,6 @@ of runs side by side are not comparable, and puts WAVE/timing.tsv into the archi
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import shlex
@@ -29,23 +28,18 @@ import tarfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import IO
 
-import torch
-from jobs import Job, Pace, at_length, read_wave, repeated, total_alone
+from jobs import SELDOM, Job, Pace, epoch_seconds, read_wave, repeated, total_alone
 
 from covprop.bench import machine
 from covprop.errors import CovpropError
 from covprop.report.cells import duration
-from covprop.run import Run
-from covprop.train import load, train
 from covprop.train.checkpoint import write
 
 LEFT_OUT = (".safetensors", ".pt", ".lock")
 GRACE = 20.0
 """Seconds that a run gets to write its checkpoint when it is stopped."""
-TIMED_EPOCHS = 4
 
 
 def arguments() -> argparse.Namespace:
@@ -123,6 +117,12 @@ class Wave:
 
     def run(self) -> None:
         """Until all jobs are done, or no more of them fit into the time."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self._stop()
+
+    def _run(self) -> None:
         end = time.monotonic() + 60 * self.options.minutes
         while self.waiting or self.running:
             left = end - time.monotonic()
@@ -247,31 +247,6 @@ class Wave:
             self.archive()
 
 
-SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
-"""What does not change the price of an epoch in which every part of a method is at work."""
-
-
-def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
-    """Median seconds of an epoch with all of the method at work, and images a second.
-
-    The first epoch compiles and records, and is left out.
-    """
-    changes = [s for s in job.set if not s.startswith(SELDOM)]
-    changes += [*at_length(job.recipe, TIMED_EPOCHS), "train.eval_every=0"]
-    whole = load(job.recipe, changes)
-    for section, options in (("method", whole.method), ("weighting", whole.weighting or {})):
-        changes += [f"{section}.from_epoch=0"] if "from_epoch" in options else []
-    run = folder / job.name
-    train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
-    torch.compiler.reset()  # the next job's code is other code
-    rows = Run(run).metrics()
-    seconds = [float(row["seconds"]) for row in rows]
-    return (
-        median(after - before for before, after in itertools.pairwise(seconds)),
-        median(float(row["images_per_second"]) for row in rows[1:]),
-    )
-
-
 def facts() -> machine.Facts:
     """The machine and versions; $COVPROP_COMMIT tells the commit where there is no git."""
     found = machine.facts(machine.choose_device("auto"))
@@ -301,6 +276,7 @@ def main() -> None:
     if options.alone:
         wave.time_alone()
     else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop all runs
         wave.run()
     wave.archive()
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -81,28 +82,42 @@ def test_what_is_at_home_is_not_run_again(options: argparse.Namespace) -> None:
     assert [job.name for job in results.Wave(options, listed).waiting] == ["good", "bad"]
 
 
-def test_a_run_that_meets_the_limit_goes_on_later(
-    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_is_stopped_goes_on_later(
+    options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options.wave.write_text(
-        'recipe = "digits/gaussian-0.25"\nset = ["train.device=cpu"]\nepochs = 2000\nseconds = 0\n'
+        'recipe = "digits/gaussian-0.25"\nset = ["train.device=cpu"]\nepochs = 2000\n'
         '[[job]]\nname = "a"\n'
     )
-    monkeypatch.setattr(results, "GRACE", 10.0)
-    options.minutes, options.startup = 27 / 60, 0.0  # 12 s of work, then it is asked to stop
-    results.Wave(options, jobs.read_wave(options.wave)).run()
-    assert "a-seed0: stopped by the time limit" in capsys.readouterr().out
+    wave = results.Wave(options, jobs.read_wave(options.wave))
+    wave._start(wave.waiting.pop())
     folder = options.runs / "first/a-seed0"
+    end = time.monotonic() + 100
+    while "epoch 1" not in (folder / "job.log").read_text() and time.monotonic() < end:
+        time.sleep(0.2)
+    wave._stop()
+    assert "a-seed0: stopped by the time limit" in capsys.readouterr().out
     assert (folder / "state.pt").exists()
     assert not (folder / "run.json").exists()
     assert "to continue" in (folder / "job.log").read_text()
 
 
+def test_nothing_is_started_without_time_for_it(options: argparse.Namespace) -> None:
+    options.minutes = 0.1
+    wave = results.Wave(options, jobs.read_wave(options.wave))
+    wave.run()
+    assert len(wave.waiting) == 3
+
+
 def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
     (good, *_) = jobs.read_wave(options.wave)
     seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)
-    assert seconds > 0
-    assert speed == pytest.approx(1408 / seconds, rel=0.5)  # 22 batches of 64 images
+    lines = (options.runs / "alone/good/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 4
+    steps = sorted(rows[i]["seconds"] - rows[i - 1]["seconds"] for i in (1, 2, 3))
+    assert seconds == pytest.approx(steps[1])
+    assert speed == sorted(row["images_per_second"] for row in rows[1:])[1]
 
 
 def test_links_make_an_epoch_longer(tmp_path: Path) -> None:
