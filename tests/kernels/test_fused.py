@@ -72,3 +72,20 @@ def test_blocks_cover_every_image_once() -> None:
     assert covered == list(range(10))
     assert list(blocked.blocks(torch.zeros(0, 3, 2, 2))) == []
     assert "COVPROP_FUSED" not in os.environ
+
+
+def test_blocked_at_the_ends_and_at_zero() -> None:
+    """Every z from the far tails to 0 itself: value and derivatives to rounding, none missing."""
+    z = torch.cat([torch.linspace(-50, 50, 4001), torch.tensor([0.0, -0.0, 1e-35, -1e-35, 1e30])])
+    for scale in (1e-10, 1e-3, 1.0, 1e3):
+        mean, std = (scale * z)[None], torch.full_like(z, scale)  # a channel each
+        out = blocked.forward(mean, std, 0.0)
+        by_mean, by_std = blocked.backward(mean, std, torch.ones_like(mean), 0.0)
+        wide = (mean.double() / std.double()).clamp(-37, 37)
+        cdf = 0.5 * torch.erfc(-wide / 2**0.5)
+        pdf = torch.exp(-0.5 * wide**2) / (2 * torch.pi) ** 0.5
+        expected = mean.double() * cdf + std.double() * pdf
+        assert torch.allclose(out.double(), expected, rtol=2e-6, atol=1e-6 * scale)
+        assert torch.allclose(by_mean.double(), cdf, rtol=0, atol=3e-7)
+        assert torch.allclose(by_std.double(), pdf[0], rtol=0, atol=3e-7)
+        assert (out >= 0).all()
