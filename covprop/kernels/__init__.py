@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.half import HAVE_TRITON, half_relu, is_matrix, takes
+from covprop.kernels.half import HAVE_TRITON, half_relu, half_relu_beside, is_matrix, takes
 from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
 from covprop.layers import per_channel
 
@@ -86,7 +86,7 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
     The arithmetic is done in the precision of `std`; the result has that of `mean`.
     """
     if slope == 0.0 and takes(mean, std):
-        return half_relu(mean, std)[0]
+        return half_relu(mean, std)
     return _MomentReLU.apply(mean, std, slope)
 
 
@@ -96,7 +96,7 @@ def moment_relu_beside(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     A residual network reads it twice. Going through here, both gradients are added where the
     moment-ReLU's is computed, which saves a pass over the feature map.
     """
-    return half_relu(mean, std) if takes(mean, std) else (moment_relu(mean, std), mean)
+    return half_relu_beside(mean, std) if takes(mean, std) else (moment_relu(mean, std), mean)
 
 
 class _TapSum(torch.autograd.Function):

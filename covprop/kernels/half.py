@@ -70,7 +70,10 @@ def takes(mean: Tensor, std: Tensor) -> bool:
     return WANTED and half and mean.is_cuda and std.dtype == torch.float32
 
 
-@torch.library.custom_op("covprop::half_relu_backward", mutates_args=())
+# Left alone, the compiler would copy feature maps to the layout it saw while tracing.
+@torch.library.custom_op(
+    "covprop::half_relu_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,)
+)
 def backward(
     out: Tensor, std: Tensor, grad: Tensor, beside: Tensor | None, want_std: bool
 ) -> tuple[Tensor, Tensor]:
@@ -92,40 +95,58 @@ def _(out: Tensor, std: Tensor, grad: Tensor, beside: Tensor | None, want_std: b
     return torch.empty_like(out), torch.empty_like(std)
 
 
+def forward(mean: Tensor, std: Tensor) -> Tensor:
+    """The mean after a ReLU, by one kernel or, for the compiler to fuse, by the formula."""
+    if HAVE_TRITON and mean.is_cuda and is_matrix(mean) and not torch.compiler.is_compiling():
+        from covprop.kernels import triton_half
+
+        return triton_half.forward(mean, std)
+    return relu_mean(mean.to(std.dtype), per_channel(std, mean)).to(mean.dtype)
+
+
 class _HalfReLU(torch.autograd.Function):
-    """The moment-ReLU, and its input unchanged."""
+    """The moment-ReLU; differentiable once: a second derivative needs the float32 path."""
+
+    @staticmethod
+    def forward(mean: Tensor, std: Tensor) -> Tensor:
+        return forward(mean, std)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        want_std = ctx.needs_input_grad[1]
+        grad_mean, grad_std = backward(*ctx.saved_tensors, grad, None, want_std)
+        return grad_mean, grad_std if want_std else None
+
+
+class _HalfReLUBeside(torch.autograd.Function):
+    """The same, and its input unchanged."""
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        if HAVE_TRITON and mean.is_cuda and is_matrix(mean) and not torch.compiler.is_compiling():
-            from covprop.kernels import triton_half
-
-            return triton_half.forward(mean, std), mean.view_as(mean)
-        out = relu_mean(mean.to(std.dtype), per_channel(std, mean))
-        return out.to(mean.dtype), mean.view_as(mean)
+        return forward(mean, std), mean.view_as(mean)
 
     @staticmethod
     def setup_context(
         ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
     ) -> None:
         ctx.save_for_backward(output[0], inputs[1])
-        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor | None, beside: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if grad is None:
-            return beside, None
-        out, std = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, beside: Tensor) -> tuple[Tensor, Tensor | None]:
         want_std = ctx.needs_input_grad[1]
-        grad_mean, grad_std = backward(out, std, grad, beside, want_std)
+        grad_mean, grad_std = backward(*ctx.saved_tensors, grad, beside, want_std)
         return grad_mean, grad_std if want_std else None
 
 
-def half_relu(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean after a ReLU, and the mean before it for other readers; see `moment_relu_beside`.
-
-    Differentiable once: a second derivative needs the float32 path.
-    """
+def half_relu(mean: Tensor, std: Tensor) -> Tensor:
+    """The mean after a ReLU."""
     return _HalfReLU.apply(mean, std)
+
+
+def half_relu_beside(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean after a ReLU, and the mean before it; see `moment_relu_beside`."""
+    return _HalfReLUBeside.apply(mean, std)

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 32  # pixels in a tile
-PROGRAMS = 528  # of the backward pass over all pixels, four a multiprocessor of an H200
+WARPS = 8  # so that a thread has 8 numbers of a tile, one 16-byte load
+PROGRAMS = 528  # of the backward pass, four a multiprocessor of an H200
 
 
 @triton.jit
@@ -68,7 +69,7 @@ def _forward(mean_ptr, std_ptr, out_ptr, rows, channels, R: tl.constexpr, C: tl.
 @triton.jit
 def _backward(
     out_ptr, std_ptr, grad_ptr, beside_ptr, grad_mean_ptr, partial_ptr, rows, channels,
-    TILES: tl.constexpr, BESIDE: tl.constexpr, WANT_STD: tl.constexpr,
+    TILES: tl.constexpr, BESIDE: tl.constexpr, WANT_STD: tl.constexpr, WHOLE: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(1) * C + tl.arange(0, C)
@@ -78,20 +79,37 @@ def _backward(
     first = tl.program_id(0).to(tl.int64) * TILES * R
     for tile in range(TILES):
         row = first + tile * R + tl.arange(0, R)
-        inside = (row[:, None] < rows) & (col[None, :] < channels)
+        inside = None
+        if not WHOLE:
+            inside = (row[:, None] < rows) & (col[None, :] < channels)
         at = row[:, None] * channels + col[None, :]
-        out = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        out = tl.load(out_ptr + at, mask=inside).to(tl.float32)
+        grad = tl.load(grad_ptr + at, mask=inside).to(tl.float32)
         a, negative = _signed_z(out, inverse)
         grad_mean = grad * _cdf(a, negative)
         if BESIDE:
-            grad_mean += tl.load(beside_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            grad_mean += tl.load(beside_ptr + at, mask=inside).to(tl.float32)
         tl.store(grad_mean_ptr + at, grad_mean.to(grad_mean_ptr.dtype.element_ty), mask=inside)
         if WANT_STD:
-            total += grad * tl.exp(-0.5 * a * a)
+            share = grad * tl.exp(-0.5 * a * a)
+            if not WHOLE:
+                share = tl.where(inside, share, 0.0)
+            total += share
     if WANT_STD:
         partial = tl.sum(total, axis=0) * 0.3989422804014327
         tl.store(partial_ptr + tl.program_id(0) * channels + col, partial, mask=col < channels)
+
+
+@triton.jit
+def _sum_parts(
+    partial_ptr, out_ptr, parts, channels, P: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Add the partial sums in an order that is always the same."""
+    part = tl.arange(0, P)
+    col = tl.program_id(0) * C + tl.arange(0, C)
+    inside = (part[:, None] < parts) & (col[None, :] < channels)
+    values = tl.load(partial_ptr + part[:, None] * channels + col[None, :], mask=inside, other=0.0)
+    tl.store(out_ptr + col, tl.sum(values, axis=0), mask=col < channels)
 
 
 def _columns(channels: int) -> int:
@@ -104,7 +122,7 @@ def forward(mean: Tensor, std: Tensor) -> Tensor:
     channels = mean.shape[1]
     rows, columns = mean.numel() // channels, _columns(channels)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, columns))
-    _forward[grid](mean, std, out, rows, channels, R=ROWS, C=columns)
+    _forward[grid](mean, std, out, rows, channels, R=ROWS, C=columns, num_warps=WARPS)
     return out
 
 
@@ -122,9 +140,15 @@ def backward(
     across = triton.cdiv(channels, columns)
     tiles = triton.cdiv(triton.cdiv(rows, ROWS), max(1, PROGRAMS // across))
     parts = triton.cdiv(rows, ROWS * tiles)
-    partial = std.new_empty(parts if want_std else 1, channels)
+    partial = std.new_empty(parts, channels) if want_std else std
     _backward[(parts, across)](
         out, std, grad, out if beside is None else beside, grad_mean, partial, rows, channels,
-        TILES=tiles, BESIDE=beside is not None, WANT_STD=want_std, R=ROWS, C=columns,
+        TILES=tiles, BESIDE=beside is not None, WANT_STD=want_std,
+        WHOLE=rows == parts * tiles * ROWS and channels == across * columns,
+        R=ROWS, C=columns, num_warps=WARPS,
     )  # fmt: skip
-    return grad_mean, partial.sum(0) if want_std else torch.empty_like(std)
+    grad_std = torch.empty_like(std)
+    if want_std:
+        whole = triton.next_power_of_2(parts)
+        _sum_parts[(triton.cdiv(channels, 8),)](partial, grad_std, parts, channels, P=whole, C=8)
+    return grad_mean, grad_std

@@ -21,8 +21,10 @@ from covprop.propagate.settings import Settings
 Ready = tuple[list[Tensor | None], torch.cuda.Event | None]
 """The deviations of a part's steps, and when they are there."""
 
-PARTS = 4
-"""More parts overlap better and fuse less."""
+SHARES = (0.12, 0.4)
+"""Where to cut, as shares of the nonlinear steps. The first part is what the mean has to wait for,
+and what remains to do when the mean's backward is through, so it is small; every further cut costs
+a pass over a feature map that would have been fused."""
 
 
 class Part(NamedTuple):
@@ -40,8 +42,8 @@ def live_after(plan: Plan, stop: int) -> tuple[int, ...]:
     return tuple(sorted(slot for slot in later | {plan.output} if slot <= stop))
 
 
-def cut(plan: Plan, parts: int = PARTS) -> list[Part]:
-    """Parts with about as many nonlinear steps each, cut where one noisy value is alive."""
+def cut(plan: Plan) -> list[Part]:
+    """Parts with about these shares of the steps, cut where a single noisy value is alive."""
     noisy = {0} | {k for k, step in enumerate(plan.steps, start=1) if step.rule is not None}
     nonlinear = [step.rule is not None and step.rule.mean is not None for step in plan.steps]
     places = [
@@ -50,8 +52,8 @@ def cut(plan: Plan, parts: int = PARTS) -> list[Part]:
         if len(noisy.intersection(live_after(plan, stop))) == 1
     ]
     stops: list[int] = []
-    for number in range(1, parts):
-        wanted = number * sum(nonlinear) / parts
+    for share in SHARES:
+        wanted = share * sum(nonlinear)
         near = min(places, key=lambda stop: abs(sum(nonlinear[:stop]) - wanted), default=0)
         if near > (stops[-1] if stops else 0):
             stops.append(near)
@@ -76,6 +78,8 @@ class Parts:
     def __init__(self, plan: Plan, device: torch.device, backend: str = "inductor") -> None:
         self.plan, self.parts = plan, cut(plan)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self.stream is not None:  # a weight has a gradient from either stream, as it should
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self.covariances = torch.compile(self._covariances, dynamic=False, backend=backend)
         self.means = torch.compile(self._means, dynamic=False, backend=backend)
 

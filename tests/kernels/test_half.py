@@ -68,7 +68,8 @@ def exact(mean: Tensor, std: Tensor, grad: Tensor, beside: Tensor) -> tuple[Tens
 @pytest.mark.parametrize("shape", [(3, 5), (4, 7, 6, 5), (1, 130, 3, 3), (33, 64, 9, 7)], ids=str)
 @pytest.mark.parametrize("layout", ["channels last", "channels first"])
 def test_on_a_gpu_equals_float64(shape: tuple[int, ...], layout: str) -> None:
-    """‖ours − float64‖/‖float64‖: below 3e-3, the rounding of bfloat16."""
+    """‖ours − float64‖/‖float64‖: below 3e-3, the rounding of bfloat16; for the gradient of std,
+    which reads φ off an output so rounded, below 6e-3."""
     mean = torch.randn(shape, device="cuda").bfloat16()
     if len(shape) == 4 and layout == "channels last":
         mean = mean.contiguous(memory_format=torch.channels_last)
@@ -79,6 +80,7 @@ def test_on_a_gpu_equals_float64(shape: tuple[int, ...], layout: str) -> None:
     out, same = moment_relu_beside(a, b)
     ours = (out.detach(), *torch.autograd.grad([out, same], (a, b), [grad, beside]))
     assert half.takes(mean, std)
-    for value, truth in zip(ours, exact(mean, std, grad, beside), strict=True):
+    truths = exact(mean, std, grad, beside)
+    for value, truth, bound in zip(ours, truths, (3e-3, 3e-3, 6e-3), strict=True):
         assert torch.isfinite(value).all()
-        assert float((value.double() - truth).norm() / truth.norm()) < 3e-3
+        assert float((value.double() - truth).norm() / truth.norm()) < bound
