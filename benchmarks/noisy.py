@@ -4,8 +4,8 @@
     python benchmarks/noisy.py cifar10 --data DATA --out runs/cifar10-pair-0.45 --jobs 4 \\
         --epochs 20 --timing --minutes 9 --archive cifar10.tar.gz
 
-Runs OUT/METHOD-seedN by `covprop noisy`, so a run that was stopped goes on where it was and a
-finished one is kept; then writes OUT/README.md and OUT/curves.png from what is finished. Seconds
+Runs OUT/METHOD-seedN as `covprop noisy` does, so a run that was stopped goes on where it was and
+a finished one is kept; then writes OUT/README.md and OUT/curves.png from what is finished. Seconds
 of runs side by side are not comparable: `--timing` first takes every method alone through a few
 dozen steps and writes OUT/timing.tsv. The archive holds all of this but weights, labels and
 suspects: unpack it in results/noisy/. $COVPROP_COMMIT tells the commit where there is no git.
@@ -16,20 +16,24 @@ import dataclasses
 import gc
 import io
 import json
+import multiprocessing
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
 
 from covprop import data
 from covprop.bench import machine
-from covprop.noisy import compare
-from covprop.train import load, shipped
+from covprop.noisy import compare, report
+from covprop.train import load, shipped, train
 from covprop.train.checkpoint import write
 from covprop.train.distributed import world
 from covprop.train.loop import Trainer
@@ -40,6 +44,8 @@ MAIN = ("coteaching", "radius-label", "truncated", "plain", "radius-largest")
 SCALED = ("from_epoch", "refresh", "pretrain", "ramp")
 KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 TIMED_STEPS = 64
+RUNS_A_PROCESS = 6
+"""Then a fresh one, so that a GPU error cannot spoil all that follow."""
 
 
 def arguments() -> argparse.Namespace:
@@ -121,42 +127,62 @@ def epoch_seconds(options: argparse.Namespace, recipe: str) -> float:
     return float(after - before) * (len(whole) // size) / (few // size)
 
 
-def start(options: argparse.Namespace, method: str, seed: int) -> subprocess.Popen[bytes]:
-    """`covprop noisy` as a process, with its share of the cores; what it says goes into a log."""
-    recipe, name = recipe_of(options, method), f"{method}-seed{seed}"
-    words = [sys.executable, "-m", "covprop", "noisy", recipe, "--out", str(options.out / name)]
-    for change in [*shortened(recipe, options.epochs), *options.set, f"train.seed={seed}"]:
-        words += ["--set", change]
-    words += ["--data", str(options.data)] if options.data else []
-    threads = max(1, (os.cpu_count() or 1) // options.jobs)
-    with (options.out / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
-            words, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
-        )
+class Job(NamedTuple):
+    """One run, and until when (`time.time`) it may train."""
+
+    recipe: str
+    changes: list[str]
+    out: Path
+    data: Path | None
+    end: float
 
 
-def run_all(options: argparse.Namespace, jobs: list[tuple[str, int]], began: float) -> None:
-    """All jobs that are not finished, at most `options.jobs` at a time, until the time is up."""
-    jobs = [(m, s) for m, s in jobs if not (options.out / f"{m}-seed{s}/summary.json").exists()]
-    end = began + 60 * options.minutes if options.minutes else float("inf")
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    while jobs or running:
-        while jobs and len(running) < options.jobs and time.monotonic() < end:
-            method, seed = jobs.pop(0)
-            running[f"{method}-seed{seed}"] = start(options, method, seed)
-        if time.monotonic() >= end:
-            jobs, end = [], float("inf")
-            for process in running.values():
-                process.send_signal(signal.SIGINT)  # it writes a checkpoint and ends
-        time.sleep(0.2)
-        for name, process in list(running.items()):
-            if process.poll() is not None:
-                lines = (options.out / f"{name}.log").read_text(errors="replace").splitlines()
-                said = next((line for line in lines if line.startswith("Test accuracy")), "")
-                after = time.monotonic() - began
-                print(f"{after:5.0f} s  {name}: {said or (lines or ['nothing'])[-1]}", flush=True)
-                del running[name]
-                conclude(options)
+def planned(options: argparse.Namespace, methods: list[str], end: float) -> list[Job]:
+    """All that is not finished: every method once, then the further seeds."""
+    first, *more = options.seeds
+    pairs = [(method, first) for method in methods]
+    pairs += [(method, seed) for seed in more for method in methods if method in options.main]
+    jobs = []
+    for method, seed in pairs:
+        recipe, out = recipe_of(options, method), options.out / f"{method}-seed{seed}"
+        changes = [*shortened(recipe, options.epochs), *options.set, f"train.seed={seed}"]
+        if not (out / "summary.json").exists():
+            jobs.append(Job(recipe, changes, out, options.data, end))
+    return jobs
+
+
+def work(job: Job) -> str:
+    """Train and judge one run; what it came to, in a line. Its words go into OUT.log."""
+    if time.time() >= job.end:
+        return f"{job.out.name}: not begun"
+    if job.end < float("inf"):
+        # The trainer takes Ctrl-C as the wish to write a checkpoint and end.
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, job.end - time.time())
+    try:
+        with job.out.with_suffix(".log").open("a", encoding="utf-8") as log:
+            console = Console(file=log, width=120)
+            recipe = load(job.recipe, job.changes)
+            train(recipe, job.out, data_root=job.data, console=console)
+            signal.setitimer(signal.ITIMER_REAL, 0)  # judging takes a moment, and may
+            said = report.sentences(report.judge(job.out, job.data))
+        return f"{job.out.name}: {said[0]}"
+    except (Exception, KeyboardInterrupt) as error:  # the others go on
+        return f"{job.out.name}: {type(error).__name__}: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
+    """`options.jobs` processes side by side, each doing several runs: starting one takes long."""
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=RUNS_A_PROCESS) as pool:
+        for line in pool.imap_unordered(work, jobs):
+            print(f"{time.time() - began:5.0f} s  {line}", flush=True)
+            conclude(options)
 
 
 def conclude(options: argparse.Namespace) -> None:
@@ -196,7 +222,7 @@ def tell_machine(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    began = time.monotonic()
+    began = time.time()
     options = arguments()
     prefix = f"noisy/{options.dataset}/"
     known = [n.removeprefix(prefix).removesuffix("-pair-0.45") for n in shipped() if prefix in n]
@@ -208,10 +234,8 @@ def main() -> None:
     tell_machine(options)
     if options.timing and not (options.out / "timing.tsv").exists():
         measure_alone(options, methods)
-    first, *more = options.seeds
-    jobs = [(method, first) for method in methods]
-    jobs += [(method, seed) for seed in more for method in methods if method in options.main]
-    run_all(options, jobs, began)
+    end = began + 60 * options.minutes if options.minutes else float("inf")
+    run_all(options, planned(options, methods, end), began)
     conclude(options)
     print((options.out / "README.md").read_text(encoding="utf-8"))
 

@@ -232,7 +232,7 @@ NOISY: dict[str, dict[str, Any]] = {
     # Not the paper's: by the radius of the label, within every label, a tenth more than are wrong.
     "radius-label": {
         **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
-        **{"from_epoch": 20, "weight": 0.0},
+        **{"from_epoch": 30, "weight": 0.0},
     },
 }
 NOISY_DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
