@@ -44,6 +44,8 @@ MAIN = ("coteaching", "radius-label", "truncated", "plain", "radius-largest")
 SCALED = ("from_epoch", "refresh", "pretrain", "ramp")
 KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 TIMED_STEPS = 64
+EVALUATED = 1.15
+"""What an epoch takes with its evaluation and checkpoint, of what its steps take."""
 RUNS_A_PROCESS = 6
 """Then a fresh one, so that a GPU error cannot spoil all that follow."""
 
@@ -61,6 +63,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--epochs", type=int, help="shorter runs; every epoch of a schedule shrinks"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="as many epochs as fit into this, by what --timing measured"
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument(
@@ -127,6 +132,21 @@ def epoch_seconds(options: argparse.Namespace, recipe: str) -> float:
     return float(after - before) * (len(whole) // size) / (few // size)
 
 
+def grid(options: argparse.Namespace, methods: list[str]) -> list[tuple[str, int]]:
+    """Methods and seeds in the order of their turn: every method once, then the further seeds."""
+    first, *more = options.seeds
+    again = [(method, seed) for seed in more for method in methods if method in options.main]
+    return [(method, first) for method in methods] + again
+
+
+def fitting(
+    seconds: float, pairs: list[tuple[str, int]], timing: dict[str, float], longest: int
+) -> int:
+    """Epochs of the whole grid that one device does in so many seconds, ten at least."""
+    whole = EVALUATED * sum(timing[method] for method, _ in pairs)
+    return min(longest, max(10, int(seconds / whole)))
+
+
 class Job(NamedTuple):
     """One run, and until when (`time.time`) it may train."""
 
@@ -137,11 +157,8 @@ class Job(NamedTuple):
     end: float
 
 
-def planned(options: argparse.Namespace, methods: list[str], end: float) -> list[Job]:
-    """All that is not finished: every method once, then the further seeds."""
-    first, *more = options.seeds
-    pairs = [(method, first) for method in methods]
-    pairs += [(method, seed) for seed in more for method in methods if method in options.main]
+def planned(options: argparse.Namespace, pairs: list[tuple[str, int]], end: float) -> list[Job]:
+    """All runs that are not finished."""
     jobs = []
     for method, seed in pairs:
         recipe, out = recipe_of(options, method), options.out / f"{method}-seed{seed}"
@@ -234,8 +251,16 @@ def main() -> None:
     tell_machine(options)
     if options.timing and not (options.out / "timing.tsv").exists():
         measure_alone(options, methods)
+    pairs = grid(options, methods)
+    if options.seconds:
+        timing = compare.read_timing(options.out / "timing.tsv")
+        if timing is None:
+            sys.exit("--seconds needs --timing.")
+        longest = load(recipe_of(options, methods[0])).train.epochs
+        options.epochs = fitting(options.seconds, pairs, timing, longest)
+        print(f"{options.epochs} epochs", flush=True)
     end = began + 60 * options.minutes if options.minutes else float("inf")
-    run_all(options, planned(options, methods, end), began)
+    run_all(options, planned(options, pairs, end), began)
     conclude(options)
     print((options.out / "README.md").read_text(encoding="utf-8"))
 

@@ -58,3 +58,13 @@ def test_the_archive_has_no_weights(tmp_path: Path) -> None:
     kept = {f"plain-seed0/{name}" for name in ("config.toml", "metrics.jsonl", "summary.json")}
     assert names == {"README.md", "curves.png", "machine.json"} | kept
     assert "| plain | 1 | 0.500 ± 0.000 | 1 | 0.600 |" in (out / "README.md").read_text()
+
+
+def test_epochs_that_fit() -> None:
+    options = argparse.Namespace(seeds=[0, 4], main=("plain",))
+    pairs = noisy.grid(options, ["coteaching", "plain"])
+    assert pairs == [("coteaching", 0), ("plain", 0), ("plain", 4)]
+    timing = {"coteaching": 2.0, "plain": 1.0}
+    assert noisy.fitting(100.0, pairs, timing, 200) == int(100 / (4 * noisy.EVALUATED))
+    assert noisy.fitting(1e6, pairs, timing, 200) == 200
+    assert noisy.fitting(1.0, pairs, timing, 200) == 10
