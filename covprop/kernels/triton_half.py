@@ -27,30 +27,26 @@ def _relu_mean(mean, std, inverse):
 
 
 @triton.jit
-def _signed_z(out, inverse):
-    """|z|, and whether z is negative."""
-    u = tl.minimum(tl.maximum(out * inverse, 1e-30), 10.0)
-    w = tl.sqrt(0.5 - tl.log2(tl.minimum(u, 0.39894228)))
-    low = (-0.039600270 * w + 1.6270047) * w - 2.1273909
-    high = 0.028096412 * u - 0.28250030
-    high = high * u + 1.1033260
-    high = high * u - 2.1517485
-    high = high * u + 3.1976868
-    high = high * u - 0.99521387
-    high = tl.where(u > 3.6, u, high)
-    negative = u < 0.39894228
-    return tl.where(negative, low, high), negative
+def _tail(out, inverse):
+    """Φ(−z)."""
+    u = tl.minimum(out * inverse, 10.0)
+    w = tl.sqrt(u)
+    q = 0.27793453 * w - 1.4999072
+    q = q * w + 3.0402206
+    q = q * w - 2.4672019
+    q = q * w - 0.047386443
+    q = q * w + 1.0002987
+    return tl.minimum(tl.maximum(tl.exp(-0.5 * u * u) * q, 0.0), 1.0)
 
 
 @triton.jit
-def _cdf(a, negative):
-    p = -2.3468487e-4 * a + 4.1701698e-3
-    p = p * a - 0.033896992
-    p = p * a - 0.32106295
-    p = p * a - 0.79684964
-    p = p * a - 0.69320885
-    tail = tl.exp(p)
-    return tl.where(negative, tail, 1.0 - tail)
+def _density(tail):
+    """φ(z)."""
+    w = tl.sqrt(tail * (1.0 - tail))
+    p = 2.0297110 * w - 3.1625492
+    p = p * w + 2.5979564
+    p = p * w + 0.036431926
+    return p * w
 
 
 @triton.jit
@@ -85,18 +81,18 @@ def _backward(
         at = row[:, None] * channels + col[None, :]
         out = tl.load(out_ptr + at, mask=inside).to(tl.float32)
         grad = tl.load(grad_ptr + at, mask=inside).to(tl.float32)
-        a, negative = _signed_z(out, inverse)
-        grad_mean = grad * _cdf(a, negative)
+        tail = _tail(out, inverse)
+        grad_mean = grad * (1.0 - tail)
         if BESIDE:
             grad_mean += tl.load(beside_ptr + at, mask=inside).to(tl.float32)
         tl.store(grad_mean_ptr + at, grad_mean.to(grad_mean_ptr.dtype.element_ty), mask=inside)
         if WANT_STD:
-            share = grad * tl.exp(-0.5 * a * a)
+            share = grad * _density(tail)
             if not WHOLE:
                 share = tl.where(inside, share, 0.0)
             total += share
     if WANT_STD:
-        partial = tl.sum(total, axis=0) * 0.3989422804014327
+        partial = tl.sum(total, axis=0)
         tl.store(partial_ptr + tl.program_id(0) * channels + col, partial, mask=col < channels)
 
 

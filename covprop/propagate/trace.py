@@ -113,6 +113,9 @@ def flatten_graph(
         target: Any = node.target
         if node.op == "call_module":
             target = modules[node.target]
+            if type(target) is nn.Identity:  # the very same value
+                slots[node] = slots[node.args[0]]
+                continue
             in_place = bool(getattr(target, "inplace", False))
         elif node.op == "get_attr":
             owner, _, name = node.target.rpartition(".")

@@ -20,22 +20,21 @@ def test_forward_formula() -> None:
 
 def test_slopes_follow_from_the_output() -> None:
     cdf, density = half.slopes(torch.tensor(Z * CDF + PDF).float(), UNIT)
-    assert np.abs(cdf.numpy() - CDF).max() < 6e-4
-    assert np.abs(density.numpy() - PDF).max() < 9e-4
+    assert np.abs(cdf.numpy() - CDF).max() < 4e-4
+    assert np.abs(density.numpy() - PDF).max() < 1.2e-3
 
 
 def test_slopes_at_the_ends() -> None:
     cdf, density = half.slopes(torch.tensor([0.0, 1e-38, 1e38, float("inf")]), UNIT)
-    assert cdf.round(decimals=6).tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert density.max() < 1e-20
+    assert cdf.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert density.max() < 1e-11
 
 
 def test_no_deviation_is_a_plain_relu() -> None:
     mean = torch.randn(4, 3)
     out = half.relu_mean(mean, torch.zeros(3))
     assert torch.equal(out, mean.relu())
-    gate = half.slopes(out, torch.zeros(3))[0]
-    torch.testing.assert_close(gate, (mean > 0).float(), rtol=0, atol=1e-20)
+    assert torch.equal(half.slopes(out, torch.zeros(3))[0], (mean > 0).float())
 
 
 def test_operator_on_the_cpu() -> None:

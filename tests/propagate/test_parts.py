@@ -9,9 +9,6 @@ from torch import Tensor, nn
 from covprop import Propagator, models
 from covprop.propagate.parts import Parts, cut, live_after
 
-# torch's own: its compiler looks at .grad of what one part hands to the next.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
 
 class Functional(nn.Module):
     """Weights of its own, used far from where they are read."""
