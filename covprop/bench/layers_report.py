@@ -150,7 +150,9 @@ def _verdicts(fits: Fits) -> list[str]:
     notes = []
     for work in dict.fromkeys(work for work, _ in fits):
         layers, flops = fits[work, "layers"], fits[work, "flops"]
-        better = "number of layers" if layers.r_squared >= flops.r_squared else "number of operations"
+        better = (
+            "number of layers" if layers.r_squared >= flops.r_squared else "number of operations"
+        )
         notes.append(
             f"Covariance pass, {work}: R² = {layers.r_squared:.4f} against the number of layers, "
             f"{flops.r_squared:.4f} against the operations; the {better} explains it better."
@@ -194,6 +196,6 @@ def _figures(found: Sequence[Passes], depths: Sequence[Depth]) -> dict[str, byte
         lines[by][work] = plots.Line(points, names, 1e3 * units[by] * fit.slope, 1e3 * fit.start)
     for cost, drawn in lines.items():
         if drawn:
-            name = "depth" if cost == "layers" else "number of operations"
+            name = "depth" if cost == "layers" else "operations"
             figures[name] = plots.fits(drawn, labels[cost], "covariance pass, ms")
     return figures
