@@ -21,7 +21,7 @@ from covprop.propagate.settings import Settings
 Ready = tuple[list[Tensor | None], torch.cuda.Event | None]
 """The deviations of a part's steps, and when they are there."""
 
-SHARES = (0.12, 0.4)
+SHARES = (0.12, 0.35, 0.65)
 """Where to cut, as shares of the nonlinear steps. The first part is what the mean has to wait for,
 and what remains to do when the mean's backward is through, so it is small; every further cut costs
 a pass over a feature map that would have been fused."""
@@ -77,7 +77,8 @@ class Parts:
 
     def __init__(self, plan: Plan, device: torch.device, backend: str = "inductor") -> None:
         self.plan, self.parts = plan, cut(plan)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Its kernels are small and others wait for them, so they go first.
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         if self.stream is not None:  # a weight has a gradient from either stream, as it should
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self.covariances = torch.compile(self._covariances, dynamic=False, backend=backend)
