@@ -262,7 +262,8 @@ def main() -> None:
     end = began + 60 * options.minutes if options.minutes else float("inf")
     run_all(options, planned(options, pairs, end), began)
     conclude(options)
-    print((options.out / "README.md").read_text(encoding="utf-8"))
+    page = options.out / "README.md"
+    print(page.read_text(encoding="utf-8") if page.exists() else "No run is finished yet.")
 
 
 if __name__ == "__main__":

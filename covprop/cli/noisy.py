@@ -26,7 +26,7 @@ def noisy(
 
     \b
     covprop noisy noisy/digits/coteaching-pair-0.45     seconds on a laptop
-    covprop noisy noisy/cifar10/radius-pair-0.45 --data ~/data
+    covprop noisy noisy/cifar10/radius-label-pair-0.45 --data ~/data
     covprop noisy my.toml --set labels=none             own labels, of unknown quality
     covprop noisy my.toml --set labels.name=file --set labels.file=given.csv
     covprop list noisy                                  the methods and their options
