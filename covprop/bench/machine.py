@@ -63,7 +63,12 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the sources, marked where they differ from it; None outside a checkout."""
+    """The commit of the sources, marked where they differ from it; None outside a checkout.
+
+    A copy of a checkout does not know it: there `COVPROP_COMMIT` says so.
+    """
+    if given := os.environ.get("COVPROP_COMMIT"):
+        return given
     here = Path(__file__).parent
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
