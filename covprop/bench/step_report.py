@@ -25,7 +25,7 @@ def file_name(subject: Subject, methods: Sequence[str], batches: Sequence[int]) 
     parts = [subject.name, subject.precision, "b" + "-".join(map(str, batches))]
     chosen = [name for name in METHODS if name in methods and name != "plain"]
     if len(chosen) + 1 < len(METHODS):
-        parts.append("+".join(chosen) or "plain")
+        parts.append("_".join(chosen) or "plain")
     return "_".join(parts)
 
 

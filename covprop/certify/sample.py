@@ -164,7 +164,7 @@ class Sampler:
     def _pass(self, stage: _Stage, jobs: list[tuple[int, int, int]]) -> None:
         """One forward pass over whole blocks; of a block's samples the first `m` count."""
         noisy = self.noisy[: len(jobs) * self.block]
-        owner, first, taken = torch.tensor(jobs).T.to(self.device, non_blocking=True)
+        owner, first, taken = torch.tensor(jobs).T.contiguous().to(self.device, non_blocking=True)
         if isinstance(stage.streams, Tensor):
             add_noise(noisy, self.x, stage.streams, owner, first, self.sigma)
         else:

@@ -49,6 +49,7 @@ def add_noise(
     size = x[0].numel()
     last = not x.is_contiguous()
     assert out.is_contiguous(memory_format=torch.channels_last) if last else out.is_contiguous()
+    assert all(t.is_contiguous() for t in (seeds, row, first)), "the kernel steps through them by 1"
     grid = (len(out), triton.cdiv(size, ELEMENTS))
     block, channels = len(out) // len(row), x.shape[1] if last else 1
     with torch.cuda.device_of(out):  # Triton launches on the current device

@@ -23,8 +23,7 @@ Ready = tuple[list[Tensor | None], torch.cuda.Event | None]
 
 SHARES = (0.12, 0.35, 0.65)
 """Where to cut, as shares of the nonlinear steps. The first part is what the mean has to wait for,
-and what remains to do when the mean's backward is through, so it is small; every further cut costs
-a pass over a feature map that would have been fused."""
+and what remains to do when the mean's backward is through, so it is small."""
 
 
 class Part(NamedTuple):
@@ -42,19 +41,27 @@ def live_after(plan: Plan, stop: int) -> tuple[int, ...]:
     return tuple(sorted(slot for slot in later | {plan.output} if slot <= stop))
 
 
-def cut(plan: Plan) -> list[Part]:
-    """Parts with about these shares of the steps, cut where a single noisy value is alive."""
+def places(plan: Plan) -> list[int]:
+    """Where to cut: behind a nonlinear step whose input is read again, so that both are computed
+    in one go, and nothing else is alive; or else wherever a single noisy value is."""
     noisy = {0} | {k for k, step in enumerate(plan.steps, start=1) if step.rule is not None}
-    nonlinear = [step.rule is not None and step.rule.mean is not None for step in plan.steps]
-    places = [
+    alive = {stop: noisy.intersection(live_after(plan, stop)) for stop in range(1, len(plan.steps))}
+    steps = dict(enumerate(plan.steps, start=1))
+    beside = [
         stop
-        for stop in range(1, len(plan.steps))
-        if len(noisy.intersection(live_after(plan, stop))) == 1
+        for stop, slots in alive.items()
+        if steps[stop].read_again and slots == {stop, steps[stop].random[0]}
     ]
+    return beside or [stop for stop, slots in alive.items() if len(slots) == 1]
+
+
+def cut(plan: Plan) -> list[Part]:
+    """Parts with about these shares of the nonlinear steps."""
+    nonlinear = [step.rule is not None and step.rule.mean is not None for step in plan.steps]
     stops: list[int] = []
     for share in SHARES:
         wanted = share * sum(nonlinear)
-        near = min(places, key=lambda stop: abs(sum(nonlinear[:stop]) - wanted), default=0)
+        near = min(places(plan), key=lambda stop: abs(sum(nonlinear[:stop]) - wanted), default=0)
         if near > (stops[-1] if stops else 0):
             stops.append(near)
     ends = [0, *stops, len(plan.steps)]
