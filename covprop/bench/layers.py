@@ -133,8 +133,9 @@ def sigma_pass(prop: Propagator, subject: Subject) -> Tensor:
 
 def sigma_pass_and_backward(prop: Propagator, subject: Subject) -> None:
     """The covariance pass and the gradient of the output's trace in every weight."""
-    prop.model.zero_grad(set_to_none=True)
-    sigma_pass(prop, subject).trace().backward()
+    # Not .backward(): what adds to .grad may belong to another stream, which a capture forbids.
+    weights = [weight for weight in prop.parameters() if weight.requires_grad]
+    torch.autograd.grad(sigma_pass(prop, subject).trace(), weights, allow_unused=True)
 
 
 def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:
