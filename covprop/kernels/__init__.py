@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.half import HAVE_TRITON, half_relu, half_relu_beside, is_matrix, takes
+from covprop.kernels.half import HAVE_TRITON, half_relu, is_matrix, takes
 from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
 from covprop.layers import per_channel
 
@@ -86,17 +86,22 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
     The arithmetic is done in the precision of `std`; the result has that of `mean`.
     """
     if slope == 0.0 and takes(mean, std):
-        return half_relu(mean, std)
+        return half_relu(mean, std, None, again=False)[0]
     return _MomentReLU.apply(mean, std, slope)
 
 
-def moment_relu_beside(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for slope 0, and the mean itself for whatever else reads it.
+def moment_relu_beside(
+    mean: Tensor, std: Tensor, inverse: Tensor | None = None, again: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The same for slope 0, and the mean itself for what reads it `again`.
 
     A residual network reads it twice. Going through here, both gradients are added where the
-    moment-ReLU's is computed, which saves a pass over the feature map.
+    moment-ReLU's is computed, which saves a pass over the feature map. `inverse` is 1/std for
+    those who have it.
     """
-    return half_relu_beside(mean, std) if takes(mean, std) else (moment_relu(mean, std), mean)
+    if takes(mean, std):
+        return half_relu(mean, std, inverse, again)
+    return moment_relu(mean, std), mean
 
 
 class _TapSum(torch.autograd.Function):

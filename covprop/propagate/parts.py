@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
-from covprop.propagate.plan import Plan, full_precision, refs
+from covprop.kernels.half import inverse_of
+from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs
 from covprop.propagate.settings import Settings
 
-Ready = tuple[list[Tensor | None], torch.cuda.Event | None]
+Ready = tuple[list[Deviation], torch.cuda.Event | None]
 """The deviations of a part's steps, and when they are there."""
 
 SHARES = (0.12, 0.35, 0.65)
@@ -79,6 +80,15 @@ def placed(slots: tuple[int, ...], items: tuple[Any, ...], count: int) -> list[A
     return full
 
 
+def spread(step: Step, covs: list[Tensor | None]) -> Deviation:
+    """The deviations at a step, with their inverses where a kernel multiplies by them: computed
+    here they are a vector, in the kernel they would be computed for every number."""
+    std = step.deviation(covs)
+    if std is None or step.rule is None or step.rule.beside is None:
+        return std
+    return std, inverse_of(std)
+
+
 class Parts:
     """A plan's passes in compiled parts; called with images, it gives their Gaussian."""
 
@@ -106,8 +116,9 @@ class Parts:
             if ready is not None:
                 here.wait_event(ready)
                 for std in stds:
-                    if std is not None:
-                        std.record_stream(here)  # or its memory might be given away too early
+                    for tensor in std if isinstance(std, tuple) else (std,):
+                        if tensor is not None:  # or its memory might be given away too early
+                            tensor.record_stream(here)
             values = self.means(part, values, stds, settings)
         if self.stream is not None:
             here.wait_stream(self.stream)
@@ -125,16 +136,16 @@ class Parts:
 
     def _covariances(
         self, part: Part, covs: tuple[Any, ...], values: tuple[Any, ...], settings: Settings
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[Tensor | None]]:
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[Deviation]]:
         all_covs = placed(part.reads, covs, part.start + 1)
         all_values = placed(part.reads, values, part.start + 1)
         self.plan.extend_covariances(all_covs, all_values, part.stop, settings)
-        stds = [step.deviation(all_covs) for step in self.plan.steps[part.start : part.stop]]
+        stds = [spread(step, all_covs) for step in self.plan.steps[part.start : part.stop]]
         left = [tuple(row[slot] for slot in part.leaves) for row in (all_covs, all_values)]
         return left[0], left[1], stds
 
     def _means(
-        self, part: Part, values: tuple[Any, ...], stds: list[Tensor | None], settings: Settings
+        self, part: Part, values: tuple[Any, ...], stds: list[Deviation], settings: Settings
     ) -> tuple[Any, ...]:
         full = placed(part.reads, values, part.start + 1)
         self.plan.extend_means(full, stds, settings)

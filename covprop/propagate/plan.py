@@ -21,6 +21,9 @@ from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
 
+Deviation = Tensor | tuple[Tensor, Tensor] | None
+"""Of a step's input: the standard deviations, perhaps with their inverses, if the step asks."""
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -210,19 +213,20 @@ class Plan:
         return values[self.output]
 
     def extend_means(
-        self, values: list[Any], deviations: Sequence[Tensor | None], settings: Settings
+        self, values: list[Any], deviations: Sequence[Deviation], settings: Settings
     ) -> None:
         """Go on with a mean pass for as many steps as there are deviations."""
         start = len(values) - 1
         for step, std in zip(self.steps[start : start + len(deviations)], deviations, strict=True):
             if std is None:
                 values.append(step.run(values))
-            elif step.read_again:
-                assert step.rule is not None
-                assert step.rule.beside is not None
-                out, values[step.random[0]] = step.rule.beside(values[step.random[0]], std)
+            elif step.rule is not None and step.rule.beside is not None:
+                slot = step.random[0]
+                pair = std if isinstance(std, tuple) else (std, None)
+                out, values[slot] = step.rule.beside(values[slot], *pair, step.read_again)
                 values.append(out)
             else:
+                assert isinstance(std, Tensor)
                 values.append(step.mean(step.layer(values), std, values, settings))
             for slot in step.frees:
                 values[slot] = None

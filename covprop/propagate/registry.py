@@ -32,8 +32,8 @@ class Rule:
     mean: Callable[..., Tensor] | None
     several: bool  # takes the covariances of all operands (None for a constant)
     extras: tuple[str, ...]  # which of mean, shape, out_shape, shapes it asks for
-    beside: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-    """(mean, std) -> mean after and mean before, for a layer whose input is read again"""
+    beside: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """(mean, std, 1/std or None, whether the input is read again) -> mean after, mean before"""
 
 
 _RULES: dict[Operation, Rule] = {}
@@ -70,7 +70,7 @@ def option(layer: nn.Module | Call, position: int, name: str, default: Any = Non
 def rule(
     *operations: Operation,
     mean: Callable[..., Tensor] | None = None,
-    beside: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    beside: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register how operations map a covariance.
 
@@ -83,8 +83,9 @@ def rule(
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
     `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's
-    entries along dimension 1. `beside=` may give the same as `(mean, std) -> (mean after, mean)`
-    for inputs that other layers read too, so that one kernel can serve both gradients.
+    entries along dimension 1. `beside=` may give the same as `(mean, std, inverse, again) ->
+    (mean after, mean)`, with 1/std if that is known and whether other layers read the input too,
+    so that one kernel can serve both gradients.
 
     Example: a layer that doubles its input.
         >>> class Double(nn.Module):

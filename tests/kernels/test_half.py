@@ -14,7 +14,7 @@ UNIT = torch.ones(())
 
 
 def test_forward_formula() -> None:
-    ours = half.relu_mean(torch.tensor(Z).float(), UNIT).double().numpy()
+    ours = half.relu_mean(torch.tensor(Z).float(), UNIT, UNIT).double().numpy()
     assert np.abs(ours - (Z * CDF + PDF)).max() < 3e-6
 
 
@@ -32,7 +32,7 @@ def test_slopes_at_the_ends() -> None:
 
 def test_no_deviation_is_a_plain_relu() -> None:
     mean = torch.randn(4, 3)
-    out = half.relu_mean(mean, torch.zeros(3))
+    out = half.relu_mean(mean, torch.zeros(3), half.inverse_of(torch.zeros(3)))
     assert torch.equal(out, mean.relu())
     assert torch.equal(half.slopes(out, torch.zeros(3))[0], (mean > 0).float())
 
@@ -61,6 +61,21 @@ def exact(mean: Tensor, std: Tensor, grad: Tensor, beside: Tensor) -> tuple[Tens
         [out, mean * 1.0], (mean, std), [grad.double(), beside.double()]
     )
     return out.detach(), *gradients
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_by_the_formula(again: bool) -> None:
+    """The same bounds as on a GPU, by the reference that runs where there is none."""
+    mean = torch.randn(33, 8, 9, 7).bfloat16()
+    std = torch.rand(8) + 0.01
+    grad, beside = torch.randn_like(mean), torch.randn_like(mean) * again
+    a, b = mean.clone().requires_grad_(), std.clone().requires_grad_()
+    out, same = half.half_relu(a, b, half.inverse_of(std), again)
+    assert (same is a) != again
+    ours = (out.detach(), *torch.autograd.grad([out, same * 1.0], (a, b), [grad, beside]))
+    truths = exact(mean, std, grad, beside)
+    for value, truth, bound in zip(ours, truths, (3e-3, 3e-3, 6e-3), strict=True):
+        assert float((value.double() - truth).norm() / truth.norm()) < bound
 
 
 @pytest.mark.gpu
