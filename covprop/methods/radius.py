@@ -27,6 +27,7 @@ OVERRIDES = (
     "soft_term",
     "offset",
     "quadrature_nodes",
+    "products",
 )
 """Options that replace the preset's field of that name; see `covprop.Settings` for each."""
 
@@ -79,6 +80,7 @@ class Radius:
     hinge_in_sigma: bool | None = None
     soft_term: bool | None = None
     quadrature_nodes: int | None = None
+    products: Literal["auto", "float32", "bfloat16"] | None = None
     _prop: Propagator | None = field(default=None, init=False, repr=False)
     _saved: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _measured: int = field(default=-1, init=False, repr=False)
