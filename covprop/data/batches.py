@@ -51,6 +51,7 @@ def batches(
     workers: int = 0,
     shuffle: bool = True,
     drop_last: bool = False,
+    order: Tensor | None = None,
 ) -> Iterator[Batch]:
     """Iterate over one epoch from batch number `start`.
 
@@ -58,6 +59,8 @@ def batches(
     it. `augment` is "none", "flip", or "crop-flip": for images in memory a random crop after
     padding by 4 zero pixels and a flip, computed for the whole batch on the device; for class
     folders the random resized crop of 224 pixels and a flip, computed in `workers` processes.
+    `order` are the positions of the images, as many as there are in `data`, in place of the
+    shuffle: one may come more than once, another not at all.
 
     >>> import covprop.data as data
     >>> digits = data.load("digits", "test")
@@ -74,9 +77,17 @@ def batches(
             "the batch size must be positive and 0 ≤ rank < world."
         )
     numbers = range(start, count_batches(data, batch_size, drop_last=drop_last))
-    order = torch.arange(len(data))
-    if shuffle:
+    if order is not None:
+        if order.shape != (len(data),):
+            raise InvalidInput(
+                f"order has shape {tuple(order.shape)}; it must name {len(data)} images, as many "
+                f"as {data.name} has."
+            )
+        order = order.cpu()
+    elif shuffle:
         order = torch.randperm(len(data), generator=_generator(seed, epoch))
+    else:
+        order = torch.arange(len(data))
     slices = []
     for number in numbers:
         first, last = number * batch_size, min((number + 1) * batch_size, len(data))
@@ -179,14 +190,17 @@ def pick(x: Tensor, rows: Tensor, cols: Tensor, *, crop: bool) -> Tensor:
 
 
 class _Files(Dataset[tuple[int, Tensor] | str]):
-    """What a worker process needs to decode image i of an epoch."""
+    """What a worker process needs to decode the image at a place of an epoch's order."""
 
-    def __init__(self, data: FolderImages, seeds: tuple[int, int], augment: str) -> None:
-        self.data, self.seeds, self.augment = data, seeds, augment
+    def __init__(
+        self, data: FolderImages, order: Tensor, seeds: tuple[int, int], augment: str
+    ) -> None:
+        self.data, self.order, self.seeds, self.augment = data, order, seeds, augment
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor] | str:
+    def __getitem__(self, place: int) -> tuple[int, Tensor] | str:
+        index = int(self.order[place])
         try:
-            rng = random.Random(_seed(*self.seeds, index))
+            rng = random.Random(_seed(*self.seeds, place))  # an image may come twice
             return index, read_image(self.data.path(index), self.augment, rng)
         except InvalidInput as error:
             # Raised in a worker it would arrive wrapped in a traceback; sent, it stays a sentence.
@@ -214,8 +228,8 @@ def _decoded(
     workers: int,
 ) -> Iterator[Batch]:
     loader = DataLoader(
-        _Files(data, seeds, augment),
-        batch_sampler=[order[s.first + s.low : s.first + s.high].tolist() for s in slices],
+        _Files(data, order, seeds, augment),
+        batch_sampler=[list(range(s.first + s.low, s.first + s.high)) for s in slices],
         num_workers=workers,
         collate_fn=_stack,
         pin_memory=device.type == "cuda",

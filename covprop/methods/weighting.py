@@ -1,16 +1,18 @@
 """Weighting images by their ESTIMATED radius, on top of any method.
 
 No gradient flows through a weight, so the network gains nothing by fooling the estimate.
-`WithRadius` gives any method an estimated radius; `RadiusWeights` turns radii into weights.
+`WithRadius` gives any method an estimated radius; `RadiusWeights` turns radii into weights, which
+multiply the losses or say how often each image is drawn.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from covprop import noise
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, Method, phase_of, require
@@ -75,8 +77,14 @@ class RadiusWeights:
     not positive, every weight is 1: a network that is mostly wrong must not drop what it has yet
     to learn.
 
+    By "sampling" the weights say how often an image is drawn, see `order`. The steps of an epoch
+    stay as many as they were, and those that weak and dropped images no longer take go to the
+    others. A dropped image is still drawn with weight `low`, to be looked at: its radius is taken
+    in, its loss counts 0, so that it can come back. With `low = 0` it is gone for good.
+
     Args:
         count: images in the training set.
+        by: what a weight acts on, the image's loss or the number of times that it is drawn.
         momentum: share of the past in r.
         low, high: bounds of a weight.
         drop_below: images whose label loses by more than this (a negative share of m) get 0.
@@ -93,6 +101,7 @@ class RadiusWeights:
         self,
         count: int,
         *,
+        by: Literal["loss", "sampling"] = "loss",
         momentum: float = 0.6,
         low: float = 0.1,
         high: float = 2.0,
@@ -103,9 +112,24 @@ class RadiusWeights:
         require(0 <= momentum < 1, f"weighting.momentum must lie in [0, 1), not {momentum}.")
         require(0 <= low <= 1 <= high, f"weighting.low, high must enclose 1, not {low}, {high}.")
         require(drop_below <= 0, f"weighting.drop_below must be at most 0, not {drop_below}.")
-        self.momentum, self.low, self.high = momentum, low, high
+        require(by in ("loss", "sampling"), f'weighting.by is "loss" or "sampling", not "{by}".')
+        self.by, self.momentum, self.low, self.high = by, momentum, low, high
         self.drop_below, self.from_epoch = drop_below, from_epoch
         self.radius = torch.full((count,), torch.nan, device=device)  # nan: not seen yet
+        self.start = self.radius.cpu().clone()  # at the epoch's start
+
+    def start_epoch(self) -> None:
+        """Hold on to the radii: with seed and epoch they say the epoch's order."""
+        if self.by == "sampling":
+            self.start = self.radius.cpu().clone()
+
+    def order(self, epoch: int, seed: int) -> Tensor | None:
+        """The images of the epoch in their order, [count]; None while every one comes once."""
+        if self.by == "loss" or not self.phase(epoch):
+            return None
+        generator = torch.Generator().manual_seed(noise.seed_of(seed, "order", epoch))
+        # On the CPU, so that an order does not depend on how a GPU rounds.
+        return draw(self._weights(self.start, self.start).clamp(min=self.low), generator)
 
     def update(self, index: Tensor, radius: Tensor, epoch: int) -> None:
         """Take in the radii of a batch; `index` are the images' places in the training set.
@@ -118,14 +142,20 @@ class RadiusWeights:
         old = self.radius[index]
         mixed = self.momentum * old + (1 - self.momentum) * new
         mixed = torch.where(old.isnan(), new, mixed)
-        self.radius[index] = torch.where(new.isfinite(), mixed, old)
+        mixed = torch.where(new.isfinite(), mixed, old)
+        # Twice in a batch, an image keeps its larger value, whichever was written last.
+        self.radius.scatter_reduce_(0, index, mixed, "amax", include_self=False)
 
     def of(self, index: Tensor, epoch: int) -> Tensor:
-        """The weights of a batch, [b]."""
+        """What to multiply the losses of a batch by, [b]: by "sampling" 0 where dropped, else 1."""
         r = self.radius[index.to(self.radius.device)]
         if not self.phase(epoch):
             return torch.ones_like(r)
-        mean = self.radius.nanmean()  # nan while nothing was seen
+        weights = self._weights(r, self.radius)
+        return weights if self.by == "loss" else (weights > 0).to(r.dtype)
+
+    def _weights(self, r: Tensor, everyone: Tensor) -> Tensor:
+        mean = everyone.nanmean()  # nan while nothing was seen
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
         return torch.where((mean > 0) & ~r.isnan(), weight, 1.0)
@@ -135,7 +165,8 @@ class RadiusWeights:
         return epoch >= self.from_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"radius": self.radius}
+        start = {"start": self.start} if self.by == "sampling" else {}
+        return {"radius": self.radius, **start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         radius = state["radius"]
@@ -145,3 +176,28 @@ class RadiusWeights:
                 f"{len(self.radius)}; resume on the data the run began with."
             )
         self.radius = radius.to(self.radius.device)
+        self.start = state.get("start", radius).cpu()
+
+
+def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """As many numbers of images as there are, each image in proportion to its weight.
+
+    Systematic resampling: with p the weights [n], scaled to mean 1, image i comes ⌊pᵢ⌋ or ⌈pᵢ⌉
+    times, on average pᵢ times. The order is random, with the copies of an image evenly apart.
+
+    Example:
+        >>> draw(torch.tensor([3.0, 0.0, 1.0, 0.0]), torch.Generator().manual_seed(0)).tolist()
+        [0, 2, 0, 0]
+    """
+    images = torch.randperm(len(weights), generator=generator)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    place = torch.rand(len(weights), generator=generator, dtype=torch.float64)
+    share = weights.double()[images]
+    ends = (share * (len(share) / share.sum())).cumsum(0).clamp(max=len(share))
+    ends[-1] = len(share)  # not a rounding error more or less
+    ends = (ends - offset).ceil().long()
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    copies = images.repeat_interleave(counts)
+    number = torch.arange(len(copies)) - (ends - counts).repeat_interleave(counts)
+    where = (number + place[copies]) / counts.repeat_interleave(counts)
+    return copies[where.argsort(stable=True)]

@@ -141,6 +141,9 @@ class Trainer:
         self.clock = time.perf_counter()
         if self.step == 0:
             self.core.start_epoch(self.epoch)
+            if self.weights:
+                self.weights.start_epoch()
+        order = self.weights.order(self.epoch, self.options.seed) if self.weights else None
         for batch in data.batches(
             self.train_data,
             self.options.batch_size,
@@ -153,6 +156,7 @@ class Trainer:
             world=self.here.size,
             workers=self.recipe.data.workers,
             drop_last=True,
+            order=order,
         ):
             self._train_step(batch)
             self.step += 1
