@@ -177,10 +177,20 @@ def test_a_full_disk_is_one_sentence_and_the_checkpoint_survives(tmp_path: Path)
     same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_two_processes_are_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["loss", "sampling"])
+def test_two_processes_are_one_run(tmp_path: Path, by: str) -> None:
     """Under torchrun: the same order, noise and weights up to rounding, one log, one sentence."""
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from torch import nn\n"
+        "def build(num_classes, image_shape, width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(),\n"
+        "                         nn.Linear(width, num_classes))\n"
+    )
     quick = [*QUICK, "--set", "method=consistency", "--set", "weighting=radius"]
-    quick += ["--set", "weighting.from_epoch=1", "--set", "model.width=4"]
+    quick += ["--set", "weighting.from_epoch=1", "--set", f"weighting.by={by}"]
+    quick += ["--set", f"model={net}:build", "--set", "model.width=32"]
+    quick += ["--set", "train.batch_size=50", "--set", "train.lr=0.03"]
     CliRunner().invoke(app, ["train", *quick, "--out", str(tmp_path / "one")])
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     two = run(*quick, "--out", str(tmp_path / "two"), program=(*torchrun, "-m", "covprop"))
@@ -194,6 +204,7 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
     same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
     state = torch.load(tmp_path / "two" / "state.pt", weights_only=True)
     lone = torch.load(tmp_path / "one" / "state.pt", weights_only=True)
+    assert lone["weights"]["start" if by == "sampling" else "radius"].nanmean() > 0  # they act
     torch.testing.assert_close(
         state["weights"]["radius"], lone["weights"]["radius"], rtol=1e-3, atol=1e-4, equal_nan=True
     )

@@ -76,6 +76,19 @@ def test_ranks_slice_the_same_global_batch(world):
     assert min(len(rank[-1].y) for rank in ranks) == 5 // world
 
 
+def test_a_given_order_takes_the_place_of_the_shuffle():
+    order = torch.randint(0, N, (N,), generator=torch.Generator().manual_seed(0))
+    got = epoch(order=order, augment="none")
+    assert torch.equal(torch.cat([b.index for b in got]), order)
+    assert torch.equal(torch.cat([b.y for b in got]), DATA.labels[order])
+    assert same(epoch(order=order, start=3), epoch(order=order)[3:])
+    halves = [epoch(order=order, rank=rank, world=2) for rank in (0, 1)]
+    index = [torch.cat([one.index, two.index]) for one, two in zip(*halves, strict=True)]
+    assert torch.equal(torch.cat(index), order)
+    with pytest.raises(InvalidInput, match=r"order has shape .* must name 53 images"):
+        epoch(order=order[:-1])
+
+
 def test_crop_and_flip_against_numpy():
     x = DATA.images[:20]
     draws = torch.stack(
@@ -151,6 +164,13 @@ def test_folders_do_not_depend_on_workers_start_or_ranks(folder):
         assert b.x.shape[1:] == (3, 224, 224)
         assert 0 <= b.x.min() < b.x.max() <= 1
         assert torch.equal(b.y, folder.labels[b.index])
+
+
+def test_copies_of_a_file_are_cropped_apart(folder):
+    order = torch.tensor([4] * 5 + [7] * 5)
+    (got,) = epoch(folder, 10, order=order)
+    assert torch.equal(got.index, order)
+    assert len(got.x[:5].flatten(1).unique(dim=0)) > 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

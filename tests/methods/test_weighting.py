@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.methods import Consistency, Gaussian, Losses, Radius, RadiusWeights, WithRadius
+from covprop.methods.weighting import draw
 from covprop.propagate.propagator import Propagator
 
 SHAPE = (1, 6, 6)
@@ -65,6 +67,89 @@ def test_state_goes_through_a_checkpoint() -> None:
     torch.testing.assert_close(other.of(ALL, 0), weights.of(ALL, 0), rtol=0, atol=0)
     with pytest.raises(InvalidInput, match="radii of 6 training images, but the data has 5"):
         RadiusWeights(5).load_state_dict(weights.state_dict())
+
+
+def test_images_are_drawn_in_proportion_to_their_weights() -> None:
+    """Every image ⌊p⌋ or ⌈p⌉ times an epoch, and p times on average."""
+    weights = torch.tensor([0.0, 0.1, 1.0, 2.0, 0.35, 0.35, 2.0, 1.3])
+    share = [Fraction(w) * 8 / sum(map(Fraction, weights.tolist())) for w in weights.tolist()]
+    total, epochs = [0] * 8, 4000
+    for seed in range(epochs):
+        order = draw(weights, torch.Generator().manual_seed(seed)).tolist()
+        counts = [order.count(i) for i in range(8)]
+        assert sum(counts) == 8
+        assert all(math.floor(p) <= c <= math.ceil(p) for c, p in zip(counts, share, strict=True))
+        total = [t + c for t, c in zip(total, counts, strict=True)]
+    for drawn, p in zip(total, map(float, share), strict=True):
+        deviation = math.sqrt(epochs * (p % 1) * (1 - p % 1))  # of the one copy that is by chance
+        assert abs(drawn - epochs * p) <= 4.5 * deviation
+
+
+def test_equal_weights_draw_every_image_once_in_any_order() -> None:
+    first = []
+    for seed in range(300):
+        order = draw(torch.full((6,), 0.3), torch.Generator().manual_seed(seed)).tolist()
+        assert sorted(order) == list(range(6))
+        first.append(order[0])
+    assert all(first.count(i) > 25 for i in range(6))  # 50 expected; 25 is 3.9 deviations away
+
+
+def test_copies_lie_apart() -> None:
+    weights = torch.tensor([4.0] * 10 + [0.0] * 30)
+    order = draw(weights, torch.Generator().manual_seed(0)).view(4, 10)
+    assert all(sorted(quarter) == list(range(10)) for quarter in order.tolist())
+
+
+def sampling(radii: list[float], **options: float) -> RadiusWeights:
+    weights = RadiusWeights(len(radii), by="sampling", from_epoch=1, **options)  # type: ignore[arg-type]
+    weights.update(torch.arange(len(radii)), torch.tensor(radii), epoch=0)
+    weights.start_epoch()
+    return weights
+
+
+def test_the_order_follows_from_seed_epoch_and_the_radii_at_the_start() -> None:
+    radii = (torch.rand(50, generator=torch.Generator().manual_seed(0)) - 0.2).tolist()
+    weights = sampling(radii)
+    assert weights.order(epoch=0, seed=3) is None  # the usual shuffle, before `from_epoch`
+    assert RadiusWeights(50, from_epoch=0).order(epoch=0, seed=3) is None  # by loss
+    order = weights.order(epoch=1, seed=3)
+    assert order is not None
+    by_hand = torch.tensor(_by_hand(radii, 0.1, 2.0, -0.3)).clamp(min=0.1)
+    share = by_hand * 50 / by_hand.sum()
+    counts = order.bincount(minlength=50)
+    assert ((counts >= share.floor()) & (counts <= share.ceil())).all()
+    other = RadiusWeights(50, by="sampling", from_epoch=1)
+    for epoch, seed in ((2, 3), (1, 4)):
+        assert not torch.equal(order, weights.order(epoch, seed))  # type: ignore[arg-type]
+    weights.update(order[:20], torch.rand(20), epoch=1)  # within the epoch nothing changes
+    assert torch.equal(order, weights.order(epoch=1, seed=3))  # type: ignore[arg-type]
+    other.load_state_dict(weights.state_dict())
+    assert torch.equal(order, other.order(epoch=1, seed=3))  # type: ignore[arg-type]
+    assert torch.equal(other.radius, weights.radius)
+    other.start_epoch()
+    assert not torch.equal(order, other.order(epoch=1, seed=3))  # type: ignore[arg-type]
+
+
+def test_a_dropped_image_is_looked_at_and_can_come_back() -> None:
+    weights = sampling([1.0] * 9 + [-2.0])
+    orders = [weights.order(epoch, 0) for epoch in range(1, 101)]
+    drawn = [epoch for epoch, order in enumerate(orders) if (order == 9).any()]  # type: ignore[union-attr]
+    assert 3 <= len(drawn) <= 19  # a share of 10 · 0.1 / 14.4, as the others are clipped at 1.59
+    everyone = torch.arange(10)
+    assert weights.of(everyone, epoch=1).tolist() == [1.0] * 9 + [0.0]
+    for epoch in range(1, 4):
+        weights.update(torch.tensor([9]), torch.tensor([1.0]), epoch)
+    assert weights.of(everyone, epoch=4).tolist() == [1.0] * 10
+    gone = sampling([1.0] * 9 + [-2.0], low=0.0)
+    assert not any((gone.order(epoch, 0) == 9).any() for epoch in range(1, 101))  # type: ignore[union-attr]
+
+
+def test_an_image_twice_in_a_batch_does_not_depend_on_what_is_written_last() -> None:
+    for radii in ([0.2, 0.7, 0.5], [0.7, 0.5, 0.2]):
+        weights = RadiusWeights(2, from_epoch=0)
+        weights.update(torch.tensor([1, 1, 1]), torch.tensor(radii), epoch=0)
+        assert weights.radius[0].isnan()
+        assert weights.radius[1].item() == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(

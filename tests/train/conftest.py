@@ -1,6 +1,7 @@
 """A run on digits that takes a fraction of a second."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,3 +30,17 @@ def tiny() -> Make:
         return resolve(raw | ({"weighting": weighting} if weighting else {}))
 
     return make
+
+
+@pytest.fixture
+def sampled(tiny: Make, tmp_path: Path) -> Recipe:
+    """Weighting by sampling on a network that has learned enough after one epoch to drop images."""
+    file = tmp_path / "linear.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def build(num_classes, image_shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(),\n"
+        "                         nn.Linear(32, num_classes))\n"
+    )
+    weighting = {"name": "radius", "by": "sampling", "from_epoch": 1}
+    return tiny(weighting=weighting, model={"name": f"{file}:build"}, epochs=3, lr=0.03)

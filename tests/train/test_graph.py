@@ -109,6 +109,15 @@ def test_a_recorded_run_is_the_same_run(
     assert said == []
 
 
+def test_a_recorded_run_draws_the_same_images(tmp_path: Path, sampled: Recipe, paper: Any) -> None:
+    """The order is made outside the recorded work, from radii that are updated within it."""
+    train(sampled, tmp_path / "plain")
+    recorder, _ = paper()
+    train(sampled, tmp_path / "fast")
+    assert recorder.log.count("replay") == 21 - 2 * graph.WARMUP
+    assert same(tmp_path / "plain", tmp_path / "fast")
+
+
 @pytest.mark.parametrize("how", ["fails", "stalls"])
 def test_what_cannot_be_recorded_goes_on_without(
     tmp_path: Path, tiny: Make, paper: Any, how: str

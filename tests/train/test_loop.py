@@ -319,6 +319,46 @@ def test_weights_multiply_the_loss_of_each_image(
     assert torch.equal(weights(tmp_path)["1.linear2.weight"], fresh.linear2.weight)
 
 
+def test_images_are_drawn_as_the_weights_say(
+    tmp_path: Path, sampled: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many steps as ever; the first epoch as it was, then strong images more often."""
+    seen: list[torch.Tensor] = []
+    step = Trainer._train_step
+
+    def spy(self: Trainer, batch: data.Batch) -> None:
+        seen.append(batch.index)
+        step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", spy)
+    train(sampled, tmp_path)
+    first, second, third = (torch.cat(seen[7 * e : 7 * e + 7]) for e in range(3))
+    assert len(first) == len(second) == len(first.unique()) == 1400
+    assert len(second.unique()) < 1400
+    # The last epoch began with the radii that the checkpoint holds.
+    start = checkpoint.load_state(tmp_path / "state.pt")["weights"]["start"]
+    share = (start / start.nanmean()).clamp(0.1, 2.0).nan_to_num(1.0)
+    share *= len(share) / share.sum()
+    counts = third.bincount(minlength=len(share))
+    assert (counts <= share.ceil()).all()
+    left_out = len(share) - 1400  # the part of a batch that remains at the end
+    assert (share.floor() - counts).clamp(min=0).sum() <= left_out
+    assert counts[share == share.max()].float().mean() > 5 * counts[share < 1].float().mean()
+
+
+def test_images_are_drawn_the_same_when_stopped_and_continued(
+    tmp_path: Path, sampled: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(sampled, tmp_path / "whole")
+    for steps in (9, 5, 1, 3):  # within an epoch, at its last step, right after it, within again
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            with pytest.raises(Interrupted):
+                train(sampled, tmp_path / "parts")
+    train(sampled, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_a_full_disk_in_the_midst_of_a_run(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_slip_is_one_sentence(file: Path, override: str, message: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (TEXT + '[weighting]\nname = "radius"\nby = "losses"\n', r"weighting\.by must be one of"),
         ("[train\n", r"mine\.toml is not valid TOML"),
         (TEXT.replace("[noise]", "[niose]"), r'\[niose\] \(did you mean "noise"\?\)'),
         (TEXT.replace("sigma = 0.5", ""), r"lacks noise\.sigma"),
