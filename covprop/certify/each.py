@@ -64,8 +64,11 @@ def opened(
             channels_last=sampler.channels_last,
             soft=way.soft,
         )
-        engine.speed_up(samples, compiling=way.compiled)
-        yield engine
+        try:
+            engine.speed_up(samples, compiling=way.compiled)
+            yield engine
+        finally:
+            engine.close()
 
 
 def settle(

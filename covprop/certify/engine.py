@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covprop.certify.affine import affine
 from covprop.certify.philox import add_noise
 
 if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
 
 STREAMS = 1  # parts of a pass that run side by side, one's memory traffic beside another's products
-COMPILE_PAYS = 240.0  # seconds of work for which half a minute of compiling is well spent
+COMPILE_PAYS = 120.0  # seconds of work; compiling takes 15 to 30 and saves a quarter
 TRIAL = 5  # passes that say how long the work will take
 
 
@@ -86,9 +87,12 @@ class Engine:
         def room(*shape: int, kind: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
-        self.x = room(slots, *image_shape, kind=torch.float32).contiguous(memory_format=layout)
-        self.noisy = room(width * block, *image_shape, kind=torch.float32)
-        self.noisy = self.noisy.contiguous(memory_format=layout)
+        def copies(count: int) -> Tensor:
+            # `contiguous` would leave images of one channel as they are.
+            shape = (count, *image_shape)
+            return torch.empty(shape, device=device, memory_format=layout).zero_()
+
+        self.x, self.noisy = copies(slots), copies(width * block)
         self.seeds = room(slots, kind=torch.int64)
         self.table = room(3, width, kind=torch.int64)
         self.counts = room(slots, classes + 1, kind=torch.int64)
@@ -98,13 +102,14 @@ class Engine:
         self.wanted = 0
         self.snapshots: deque[Snapshot] = deque()
 
+    @torch.no_grad()
     def load(self, slot: int, x: Tensor | None, seed: int) -> None:
         """Put an image into a slot, or start another stream of the one in it; counts start at 0."""
         if x is not None:
             # From pageable memory the copy would wait for the passes under way.
             x = x.pin_memory() if self.device.type == "cuda" and not x.is_cuda else x
             self.x[slot].copy_(x, non_blocking=True)
-        self.seeds[slot] = seed
+        self.seeds[slot].fill_(seed)  # an assignment would wait for the passes as well
         self.counts[slot].zero_()
         if self.soft:
             self.sums[:, slot].zero_()
@@ -126,6 +131,12 @@ class Engine:
         """What was counted up to the oldest pass not yet collected."""
         return self.snapshots.popleft().read()
 
+    def close(self) -> None:
+        """Give the memory back at once: the pass refers to the engine, which refers to the pass."""
+        while self.snapshots:
+            self.collect()
+        del self.run, self.network
+
     @property
     def fill(self) -> float:
         """Samples that counted over samples computed."""
@@ -142,9 +153,10 @@ class Engine:
             passes = samples / (self.width * self.block)
             compiling = passes * self._seconds_a_pass() > COMPILE_PAYS
         if compiling:
+            plain, self.model = self.model, affine(self.model)
             self.network = torch.compile(self._network, dynamic=False)
             if not self._capture():
-                self.network = self._network
+                self.model, self.network = plain, self._network
                 self._capture()
 
     def _capture(self) -> bool:
@@ -168,11 +180,12 @@ class Engine:
         return True
 
     def _seconds_a_pass(self) -> float:
+        stream = torch.cuda.current_stream(self.device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        start.record(stream)
         for _ in range(TRIAL):
             self.run()
-        end.record()
+        end.record(stream)
         end.synchronize()
         return start.elapsed_time(end) / 1000 / TRIAL
 
@@ -218,7 +231,8 @@ class Engine:
             for t in (self.counts, self.sums)
         )
         ready = torch.cuda.Event()
-        ready.record()
+        # Of this device, which need not be the current one.
+        ready.record(torch.cuda.current_stream(self.device))
         return Snapshot(counts, sums, ready)
 
 

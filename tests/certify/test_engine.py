@@ -1,6 +1,8 @@
 """Passes of one shape and the queue that fills them: the same answers as the plain way."""
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -12,8 +14,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from covprop.certify import Certificate, certify, certify_each, predict, sample
+from covprop.certify.affine import Affine
 from covprop.certify.bounds import Looks, Question, looks
-from covprop.certify.each import Certifying, Way
+from covprop.certify.each import Certifying, Way, opened
 from covprop.certify.engine import COMPILE_PAYS, Engine, Job
 from covprop.certify.noise import ESTIMATE, SELECT
 from covprop.certify.philox import normal
@@ -71,6 +74,44 @@ def test_predictions_too() -> None:
     plain = predict(model, x, sigma=SIGMA, n=1000, fast=False)
     fast = predict(model, x, sigma=SIGMA, n=1000, fast=True, batch_size=512)
     assert all(torch.equal(getattr(plain, f.name), getattr(fast, f.name)) for f in fields(plain))
+
+
+@pytest.mark.usefixtures("one_noise")
+def test_images_of_one_channel_lie_in_memory_as_in_the_plain_way() -> None:
+    """Both layouts at once, so that asking for one changes nothing, and layers choose the other."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    strides: set[tuple[int, ...]] = set()
+    model[0].register_forward_pre_hook(lambda layer, args: strides.add(args[0].stride()))
+    x = images(3)[:, :1]
+    plain = certify(model, x, sigma=SIGMA, n=2000, fast=False)
+    fast = certify(model, x, sigma=SIGMA, n=2000, fast=True, batch_size=1100)
+    assert same(plain, fast)
+    assert strides == {(16, 1, 4, 1)}
+
+
+def test_an_image_with_a_gradient_leaves_none_behind() -> None:
+    engine = make(network().eval())
+    engine.load(1, images(1)[0].requires_grad_(), 5)
+    engine.submit([Job(1, 0, 8)])
+    assert engine.collect()[0].sum() == 8
+    assert not engine.x.requires_grad
+
+
+def test_memory_is_given_back_at_once() -> None:
+    """A graph's memory must not wait for the garbage collector, which cannot see it."""
+    way = Way(SIGMA, None, 512, 0, "cpu", None, False, (0.0, 1.0), None)
+    gc.collect()
+    gc.disable()
+    try:
+        with opened(network(), images(1)[0], way, 0) as engine:
+            engine.load(1, images(1)[0], 5)
+            engine.submit([Job(1, 0, 8)])  # and nobody asks what it counted
+            left = weakref.ref(engine)
+        del engine
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_images_are_checked_before_they_are_sampled() -> None:
@@ -214,9 +255,14 @@ def test_compiling_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.speed_up(2 * passes)
     engine.speed_up(0, compiling=True)
     assert len(compiled) == 2
+    assert isinstance(engine.model, nn.Sequential)
+    assert isinstance(engine.model[1], Affine)
+    engine = make(model := network().eval())
+    engine.device = torch.device("cuda")
     monkeypatch.setattr(engine, "_capture", lambda: False)
     engine.speed_up(0, compiling=True)
     assert engine.network == engine._network  # the compiler failed: plain passes
+    assert engine.model is model
 
 
 def test_replaying_is_for_long_work_on_a_gpu() -> None:
@@ -383,3 +429,65 @@ def test_a_model_that_reads_on_the_host_runs_without_a_graph(trained_like: nn.Mo
         found = certify(reading, x, sigma=SIGMA, n=3000, fast=True)
     again = certify(trained_like, x, sigma=SIGMA, n=3000, fast=True)
     assert (found.count - again.count).abs().max() <= 3
+
+
+class Corner(nn.Module):
+    """Four pixels: an average over all would leave nothing of the noise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, :2, :2].flatten(1)
+
+
+def cornered(channels: int) -> nn.Module:
+    torch.manual_seed(0)
+    first = nn.Conv2d(channels, 8, 5, stride=3)
+    return nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), Corner(), nn.Linear(32, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 224, 224)])
+def test_other_shapes_on_a_gpu(shape: tuple[int, int, int]) -> None:
+    """One channel, where memory layouts coincide, and large images in small blocks."""
+    model, x = cornered(shape[0]).cuda(), torch.rand(5, *shape)
+    given = {"sigma": SIGMA, "n": 3000, "dtype": torch.bfloat16}
+    plain = certify(model, x, fast=False, **given)
+    for compiled in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message="sampling goes on without")
+            fast = certify(model, x, fast=True, compiled=compiled, **given)
+        assert fast.n.tolist() == [3000] * 5
+        assert (plain.count - fast.count).abs().max() <= 15  # half a percent, as above
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_handing_out_work_waits_for_nothing(channels_last: bool) -> None:
+    engine = Engine(
+        network().cuda().eval(), SHAPE, sigma=SIGMA, classes=3, block=256, width=4, slots=4,
+        device=torch.device("cuda"), dtype=torch.bfloat16, channels_last=channels_last,
+    )  # fmt: skip
+    engine.speed_up(0, compiling=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for x in (images(1)[0], images(1)[0].cuda(), None):
+                engine.load(2, x, 2**62 + 1)
+                engine.submit([Job(2, 0, 256)])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert engine.seeds[2] == 2**62 + 1
+    assert [int(engine.collect()[0].sum()) for _ in range(3)] == [256] * 3
+    engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_a_device_that_is_not_the_current_one() -> None:
+    """As a process of a group has it: counts are read when its own GPU has written them."""
+    given = {"sigma": SIGMA, "n": 20_000, "dtype": torch.bfloat16}
+    first, second = (
+        certify(network().to(f"cuda:{i}"), images(9), fast=True, **given) for i in range(2)
+    )
+    assert same(first, second)
