@@ -20,6 +20,9 @@ from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
 
+SURE = 1e-4
+"""No single probability counts as closer to 0 or 1: 100,000 samples certify no more either."""
+
 
 @dataclass(eq=False)
 class WithRadius:
@@ -28,21 +31,31 @@ class WithRadius:
     Where the method has no radius of its own, it is the margin of its noisy logits, label against
     best other class, over the deviation that the propagated Σ gives it. Σ needs no image: it costs
     one small pass a step, without gradient. Batch norms count with their running variance.
+
+    Of "probability" it is σ Φ⁻¹(p) instead, whatever the method, with p the softmax probability
+    of the label in the noisy logits: it needs no Σ, so it costs nothing and any model will do.
     """
 
     method: Method
     sigma: float
     input_shape: tuple[int, int, int]
     settings: Settings = PAPER
+    of: Literal["radius", "probability"] = "radius"
     _prop: Propagator | None = field(default=None, init=False, repr=False)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
     ) -> Losses:
         losses = self.method(model, x, y, epoch=epoch, generator=generator)
+        if self.of == "probability":
+            return losses._replace(radius=self._by_probability(losses.logits, y))
         if losses.radius is not None:
             return losses
         return losses._replace(radius=self._radius(model, losses.logits, y))
+
+    def _by_probability(self, logits: Tensor, y: Tensor) -> Tensor:
+        p = logits.detach().float().softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+        return self.sigma * torch.special.ndtri(p.clamp(SURE, 1 - SURE))
 
     @torch.no_grad()
     def _radius(self, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:

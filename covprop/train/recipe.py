@@ -229,8 +229,10 @@ def _weighting(given: dict[str, Any]) -> dict[str, Any] | None:
     name = _name("weighting", given)
     if name == "none":
         return None
-    if name != "radius":
-        raise InvalidInput(f'weighting.name must be "none" or "radius", not "{name}".')
+    if name not in ("radius", "probability"):
+        raise InvalidInput(
+            f'weighting.name must be "none", "radius" or "probability", not "{name}".'
+        )
     options = accepted(RadiusWeights, skip=GIVEN["weighting"])
     return {"name": name} | check_options("weighting", given, options)
 

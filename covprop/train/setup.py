@@ -125,9 +125,9 @@ def build_method(
     method = methods.build(**recipe.method, **place)
     if recipe.weighting is None:
         return method, None
-    options = {k: v for k, v in recipe.weighting.items() if k != "name"}
-    weights = methods.RadiusWeights(images, device=device, **options)
-    return methods.WithRadius(method, **place), weights
+    options = dict(recipe.weighting)
+    method = methods.WithRadius(method, of=options.pop("name"), **place)
+    return method, methods.RadiusWeights(images, device=device, **options)
 
 
 def build_step(

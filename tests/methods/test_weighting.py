@@ -1,5 +1,6 @@
 import math
 from fractions import Fraction
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -180,6 +181,26 @@ def test_any_method_gets_a_radius_from_its_noisy_logits(
     wrong = losses.logits.argmax(1) != y
     assert (losses.radius[wrong] < 0).all()
     assert (losses.radius[~wrong] > 0).all()
+
+
+def test_a_radius_of_the_label_s_probability(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    """Whatever the method, and for a model that has no rules too."""
+    x, y = batch
+    pooled = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 4))
+    own = Radius(sigma=0.25, input_shape=SHAPE)
+    for method, model in ((own, net), (Gaussian(sigma=0.25), pooled)):
+        wrapped = WithRadius(method, 0.25, SHAPE, of="probability")
+        losses = wrapped(model, x, y, epoch=0, generator=torch.Generator().manual_seed(0))
+        assert losses.radius is not None
+        assert not losses.radius.requires_grad
+        for logits, label, radius in zip(losses.logits, y, losses.radius, strict=True):
+            p = (logits[label] - logits.logsumexp(0)).exp().item()
+            assert radius.item() == pytest.approx(0.25 * NormalDist().inv_cdf(p), abs=1e-5)
+    sure = torch.tensor([[100.0, 0.0], [100.0, 0.0]])
+    both = WithRadius(Gaussian(sigma=2.0), 2.0, SHAPE, of="probability")
+    found = both._by_probability(sure, torch.tensor([0, 1]))
+    expected = 2 * NormalDist().inv_cdf(1 - 1e-4)
+    torch.testing.assert_close(found, torch.tensor([expected, -expected]), rtol=1e-3, atol=0)
 
 
 def test_a_radius_of_the_method_itself_is_kept(

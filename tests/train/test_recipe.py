@@ -81,7 +81,7 @@ def test_a_plain_value_names_another_thing_and_drops_its_options(file: Path) -> 
         ("model=lenett", r'no model "lenett" \(did you mean "lenet"\?\)'),
         ("method=macerr", r'no method "macerr" \(did you mean "macer"\?\)'),
         ("data=cifar01", r'no data set or file "cifar01" \(did you mean "cifar10"\?\)'),
-        ("weighting=loss", r'must be "none" or "radius"'),
+        ("weighting=loss", r'must be "none", "radius" or "probability"'),
         ("noise.sigma=0", r"noise\.sigma must be above 0"),
         ("noise.sigma=-1", r"noise\.sigma must be above 0"),
         ("train.epochs=0", r"train\.epochs must be at least 1"),
