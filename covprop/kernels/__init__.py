@@ -105,49 +105,36 @@ def moment_relu_beside(
 
 
 class _TapSum(torch.autograd.Function):
-    """Σ_t W_t S W_tᵀ for a weight [o, t, i] and a symmetric S, in two matrix products each way.
+    """Σ_t W_t S W_tᵀ for a weight [o, t, i] and a symmetric S, in two products, three backward.
 
-    With P = W S and G the gradient made symmetric: dW = 2·G P and dS = Σ_t W_tᵀ G W_t. S and the
+    With G the gradient made symmetric and Q = G W: dW = 2·Q S and dS = Σ_t W_tᵀ Q_t. S and the
     result are symmetric, so only the symmetric part of a gradient matters. Products are taken in
     `dtype`, whatever the precision of what goes in and comes out.
     """
 
     @staticmethod
-    def forward(weight: Tensor, cov: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def forward(weight: Tensor, cov: Tensor, dtype: torch.dtype) -> Tensor:
         out, taps, inner = weight.shape
-        w = weight.to(dtype)
-        product = w.reshape(out * taps, inner) @ cov.to(dtype)
-        result = product.view(out, -1) @ w.reshape(out, -1).T
-        return result.to(cov.dtype), product.view(out, taps, inner)
+        w = weight.to(dtype).contiguous()
+        product = w.view(out * taps, inner) @ cov.to(dtype)
+        return (product.view(out, -1) @ w.view(out, -1).T).to(cov.dtype)
 
     @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: tuple[Tensor, Tensor]
-    ) -> None:
-        ctx.save_for_backward(*inputs[:2], output[1])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
         ctx.dtype = inputs[2]
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor | None, _: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None]:
-        if grad is None:
-            return None, None, None
-        weight, cov, product = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        weight, cov = ctx.saved_tensors
         out, taps, inner = weight.shape
-        w = weight.to(ctx.dtype)
-        if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the inputs
-            product = w @ cov.to(ctx.dtype)
-        symmetric = (0.5 * (grad + grad.T)).to(ctx.dtype)
+        w = weight.to(ctx.dtype).contiguous()
+        twice = ((grad + grad.T).to(ctx.dtype) @ w.view(out, -1)).view(out * taps, inner)
         grad_weight = grad_cov = None
         if ctx.needs_input_grad[0]:
-            grad_weight = (2.0 * symmetric) @ product.reshape(out, -1)
-            grad_weight = grad_weight.view(out, taps, inner).to(weight.dtype)
+            grad_weight = (twice @ cov.to(ctx.dtype)).view(out, taps, inner).to(weight.dtype)
         if ctx.needs_input_grad[1]:
-            pulled = (symmetric @ w.reshape(out, -1)).view(out * taps, inner)
-            grad_cov = (w.reshape(out * taps, inner).T @ pulled).to(cov.dtype)
+            grad_cov = 0.5 * (w.view(out * taps, inner).T @ twice).to(cov.dtype)
         return grad_weight, grad_cov, None
 
 
@@ -157,4 +144,4 @@ def tap_sum(weight: Tensor, cov: Tensor, dtype: torch.dtype | None = None) -> Te
     `dtype` is the precision of the products, by default that of Σ; bfloat16 costs each entry a
     relative error of about 0.4 %.
     """
-    return _TapSum.apply(weight, cov, dtype or cov.dtype)[0]
+    return _TapSum.apply(weight, cov, dtype or cov.dtype)
