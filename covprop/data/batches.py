@@ -235,10 +235,10 @@ def _decoded(
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own, or it would draw from the global random state
     )
+    labels = data.labels.to(device)
     for result in loader:
         if isinstance(result, str):
             raise InvalidInput(result)
-        index, x = result
-        y = data.labels[index].to(device)
-        x = x.to(device, non_blocking=True).float().mul_(LEVEL)
-        yield Batch(index.to(device), x, y)
+        # Both are pinned, so that the host need not wait for the steps before.
+        index, x = (part.to(device, non_blocking=True) for part in result)
+        yield Batch(index, x.float().mul_(LEVEL), labels[index])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covprop import noise
 from covprop.data import FolderImages, Images, batches
@@ -20,10 +22,20 @@ def accuracy(
     This is neither the smoothed classifier's accuracy nor a certificate; the noise is the same
     at every call, so that epochs can be compared.
     """
-    options, size = recipe.train, recipe.train.batch_size
-    right = torch.zeros(2, dtype=torch.float64, device=world.device)
     was_training = model.training
     model.eval()
+    # A compiled network would be compiled anew for this mode, and again for the last batch.
+    with torch.compiler.set_stance("force_eager") if recipe.train.compile else nullcontext():
+        right = _right(model, data, recipe, world)
+    model.train(was_training)
+    under_noise, without = (world.sum(right) / len(data)).tolist()
+    return under_noise, without
+
+
+def _right(model: nn.Module, data: Images | FolderImages, recipe: Recipe, world: World) -> Tensor:
+    """How many images of this process are classified right, (under noise, clean)."""
+    options, size = recipe.train, recipe.train.batch_size
+    right = torch.zeros(2, dtype=torch.float64, device=world.device)
     for step, batch in enumerate(
         batches(
             data,
@@ -48,6 +60,4 @@ def accuracy(
             clean = model(batch.x)
         right[0] += (noisy.argmax(1) == batch.y).sum()
         right[1] += (clean.argmax(1) == batch.y).sum()
-    model.train(was_training)
-    under_noise, without = (world.sum(right) / len(data)).tolist()
-    return under_noise, without
+    return right

@@ -18,6 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from covprop.errors import CovpropError
 
+RANDOM = {"fallback_random": True}
+"""For the compiler: dropout draws what it draws uncompiled, since the first step of a run, or of
+its continuation, is not compiled. A mask of channels costs nothing by it, one of pixels a pass."""
+
 Work = Callable[..., tuple[Tensor, ...]]
 Draw = Callable[[torch.Generator], Tensor]
 
@@ -69,9 +73,10 @@ class FlatStep:
                 self.graph = make_fx(self._whole)(*state, *inputs, *noise)
         self.graph.graph.eliminate_dead_code()
         self.graph.recompile()
-        self.run = (
-            torch.compile(self.graph, backend=backend, dynamic=False) if backend else self.graph
-        )
+        self.run: Callable[..., Any] = self.graph
+        if backend:
+            options: Any = RANDOM if backend == "inductor" else None
+            self.run = torch.compile(self.graph, backend=backend, dynamic=False, options=options)
 
     def __call__(self, *inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         noise = [draw(generator) for draw in self.draws]

@@ -62,7 +62,8 @@ def capture(
     if generator is not None:
         graph.register_generator_state(generator)
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        # Of this thread only: another that pins the next batches meanwhile is no part of it.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     except RuntimeError:
         torch.cuda.set_stream(here)  # a capture that cannot be ended leaves its own behind

@@ -97,13 +97,16 @@ class Average:
         pairs = list(
             zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
         )
-        for mine, theirs in pairs:
-            if not mine.is_floating_point():
+        counters = [(a, b) for a, b in pairs if not a.is_floating_point()]
+        floats = [(a, b) for a, b in pairs if a.is_floating_point()]
+        if self.share_there is None:
+            for mine, theirs in counters:
                 mine.copy_(theirs)
-            elif self.share_there is None:
+            for mine, theirs in floats:
                 mine.lerp_(theirs, self.share)
-        if self.share_there is not None:  # all at once, since a launch each would cost more
-            floats = [(a, b) for a, b in pairs if a.is_floating_point()]
+        else:  # all at once, since a launch each would cost more
+            if counters:
+                torch._foreach_copy_([a for a, _ in counters], [b for _, b in counters])
             averages, weights = ([pair[i] for pair in floats] for i in (0, 1))
             change = torch._foreach_sub(weights, averages)
             torch._foreach_mul_(change, self.share_there)

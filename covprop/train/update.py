@@ -14,7 +14,7 @@ from covprop import noise
 from covprop.data import Batch
 from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
-from covprop.train.flat import FlatStep
+from covprop.train.flat import RANDOM, FlatStep
 from covprop.train.optimize import Average, set_lr
 from covprop.train.options import TrainOptions
 from covprop.train.schedule import betas_at, lr_at
@@ -23,6 +23,8 @@ from covprop.train.step import Step
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
 """Places of the sums over an epoch's images so far."""
 
+COMPILATIONS = 64
+"""Of one function in one process, which may train many recipes; torch gives up after eight."""
 PHASES = 2
 """A step with more phases would be compiled anew too often, so only its networks are."""
 
@@ -68,12 +70,14 @@ class Update:
 
     def _compile(self) -> bool:
         """Have the step compiled, as a whole where that lasts; say whether it is."""
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, COMPILATIONS)
         phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
         if self.here.size == 1 and None not in phases and len(phases) <= PHASES:
-            self.core.compile(dynamic=False)
+            self.core.compile(dynamic=False, options=RANDOM)
             return True
         for network in self.core.networks():
-            network.compile()
+            network.compile(options=RANDOM)
         return False
 
     def prepare(self, epoch: int, step: int) -> None:

@@ -38,6 +38,27 @@ def tiny(method: Any = "plain", labels: Any = None, **options: Any) -> Recipe:
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "smodel", "pretrain": 1},  # two phases: the step as a whole
+        {"name": "coteaching", "ramp": 2},  # three: its networks
+    ],
+    ids=["whole", "networks"],
+)
+def test_compiled_is_the_same_up_to_rounding(tmp_path: Path, method: dict[str, Any]) -> None:
+    for compiled in (False, True):
+        train(tiny(method, compile=compiled), tmp_path / str(compiled))
+    plain, other = (checkpoint.load_state(tmp_path / str(c) / "state.pt") for c in (False, True))
+    for part in ("model", "method", "memory"):
+        assert plain[part].keys() == other[part].keys()
+        for name, value in plain[part].items():
+            torch.testing.assert_close(
+                other[part][name], value, rtol=1e-3, atol=1e-4, equal_nan=True
+            )
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]

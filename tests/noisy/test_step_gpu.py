@@ -29,8 +29,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_steps_are_the_same_run(tmp_path: Path, case: str) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+@pytest.mark.parametrize(
+    ("case", "compiled"),
+    [*((case, False) for case in CASES), *((c, True) for c in ("smodel", "coteaching", "label"))],
+)
+def test_recorded_steps_are_the_same_run(tmp_path: Path, case: str, compiled: bool) -> None:
     """Sums on a GPU may be taken in another order, so equal up to rounding is what is promised."""
     said = io.StringIO()
     for fast in (False, True):
@@ -43,7 +47,7 @@ def test_recorded_steps_are_the_same_run(tmp_path: Path, case: str) -> None:
                 "method": CASES[case],
                 "train": {"epochs": 4, "batch_size": 100, "optimizer": "adamw", "lr": 0.001}
                 | {"schedule": "linear", "decay_from": 2, "late_beta1": 0.1}
-                | {"device": "cuda", "fast": fast},
+                | {"device": "cuda", "fast": fast, "compile": fast and compiled},
             }
         )
         train(recipe, tmp_path / str(fast), console=Console(file=said, width=200))

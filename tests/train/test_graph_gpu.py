@@ -1,5 +1,7 @@
 """Recorded training on a GPU against the same training step by step."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from covprop import methods, noise
 from covprop.run import Run
 from covprop.train import Interrupted, Recipe, graph, train
+from covprop.train.flat import RANDOM
 from covprop.train.loop import Trainer
 from covprop.train.stop import StopRequest
 
@@ -144,6 +148,58 @@ def test_a_replay_draws_the_noise_of_its_place() -> None:
     seed(3)
     work()  # and step by step again
     assert torch.equal(out, expected[3][0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+def test_a_replay_of_compiled_dropout_draws_as_plain_code_does() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout2d(nn.functional.dropout(2 * x, 0.5), 0.25)
+
+    net, x = Net(), torch.ones(16, 32, 8, 8, device="cuda")
+    out, expected = torch.zeros_like(x), {}
+    for step in range(4):
+        torch.cuda.manual_seed(step)
+        expected[step] = net(x)
+    net.compile(dynamic=False, options=RANDOM)
+    replay = graph.capture(lambda: out.copy_(net(x)), warmup=2)
+    for step in (2, 0, 3, 1, 1):
+        torch.cuda.manual_seed(step)
+        replay()
+        assert torch.equal(out, expected[step])
+    assert not torch.equal(expected[0], expected[1])
+
+
+def test_another_thread_may_pin_memory_while_a_step_is_recorded() -> None:
+    """As a data loader does, which allocates when it likes."""
+    out, failed, done = torch.zeros(8, device="cuda"), list[Exception](), threading.Event()
+    began = threading.Event()
+
+    def pin() -> None:
+        size, kept = 1 << 12, []
+        while not done.is_set() and len(kept) < 20_000:
+            try:
+                kept.append(torch.empty(size, pin_memory=True))
+            except RuntimeError as error:
+                failed.append(error)
+                return
+            began.set()
+
+    def work() -> None:
+        out.add_(1)
+        time.sleep(0.2)
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        assert began.wait(30)
+        replay = graph.capture(work)
+    finally:
+        done.set()
+        thread.join()
+    replay()
+    assert not failed
+    assert out.tolist() == [1.0] * 8
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
