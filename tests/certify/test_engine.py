@@ -468,11 +468,12 @@ def test_handing_out_work_waits_for_nothing(channels_last: bool) -> None:
         device=torch.device("cuda"), dtype=torch.bfloat16, channels_last=channels_last,
     )  # fmt: skip
     engine.speed_up(0, compiling=False)
+    given = (images(1)[0], images(1)[0].cuda(), None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for x in (images(1)[0], images(1)[0].cuda(), None):
+            for x in given:
                 engine.load(2, x, 2**62 + 1)
                 engine.submit([Job(2, 0, 256)])
         finally:
