@@ -17,7 +17,7 @@ from torch import Tensor
 from covprop.kernels.moments import INV_SQRT_2PI, limit
 from covprop.layers import per_channel
 
-BLOCK = 262_144  # numbers a thread; 1 MiB in float32
+BLOCK = 524_288  # numbers a thread; 2 MiB in float32
 NOT_ZERO = 1.1e-30  # added to z, since gelu(z)/z has no value at 0
 
 

@@ -66,8 +66,21 @@ def test_triton_is_what_runs_on_a_gpu() -> None:
     assert fused(mean.contiguous(), std) is None  # channels first: the reference
 
 
-def test_blocks_cover_every_image_once() -> None:
+def test_many_blocks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of different lengths share their work space and add up to one gradient."""
+    mean, std, grad = inputs((33, 4, 9, 7), torch.float32, "cpu")
+    whole = (blocked.forward(mean, std, 0.1), *blocked.backward(mean, std, grad, 0.1))
+    monkeypatch.setattr(blocked, "BLOCK", 5 * mean[0].numel() // torch.get_num_threads())
+    assert len(list(blocked.blocks(mean))) >= 7
+    parts = (blocked.forward(mean, std, 0.1), *blocked.backward(mean, std, grad, 0.1))
+    for ours, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_blocks_cover_every_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "BLOCK", 50_000 // torch.get_num_threads())
     mean = torch.zeros(10, 3, 70, 70)
+    assert len(list(blocked.blocks(mean))) == 4
     covered = [i for part in blocked.blocks(mean) for i in range(*part.indices(len(mean)))]
     assert covered == list(range(10))
     assert list(blocked.blocks(torch.zeros(0, 3, 2, 2))) == []
