@@ -9,6 +9,9 @@ a finished one is kept; then writes OUT/README.md and OUT/curves.png from what i
 of runs side by side are not comparable: `--timing` first takes every method alone through a few
 dozen steps and writes OUT/timing.tsv. The archive holds all of this but weights, labels and
 suspects: unpack it in results/noisy/. $COVPROP_COMMIT tells the commit where there is no git.
+
+`--set train.compile=true` is worth it for some dozens of epochs: a process compiles a method once
+for all its seeds, and the others find most of it in the compiler's cache on the disk.
 """
 
 import argparse
@@ -194,7 +197,10 @@ def work(job: Job) -> str:
 
 def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
     """`options.jobs` processes side by side, each doing several runs: starting one takes long."""
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    os.environ["OMP_NUM_THREADS"] = threads
+    # Each compiler would otherwise start a worker for every core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=RUNS_A_PROCESS) as pool:
         for line in pool.imap_unordered(work, jobs):
