@@ -71,7 +71,7 @@ def takes(mean: Tensor, std: Tensor) -> bool:
     return WANTED and half and mean.is_cuda and std.dtype == torch.float32
 
 
-# Left alone, the compiler would copy feature maps to the layout it saw while tracing.
+# Any layout will do, so that the compiler has no reason to copy feature maps to the one it traced.
 @torch.library.custom_op(
     "covprop::half_relu_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,)
 )
