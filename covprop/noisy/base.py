@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.errors import InvalidInput
+from covprop.train.options import Fraction, Range
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,23 @@ class NoisyMethod(nn.Module):
     def networks(self) -> Sequence[nn.Module]:
         """The networks besides the model, which stays the one that is judged."""
         return ()
+
+
+class SmallLoss(NoisyMethod):
+    """A method that learns from a share 1 − R of every batch, R rising over the first epochs."""
+
+    def __init__(
+        self, task: Task, rate: Fraction | None = None, ramp: Annotated[int, Range(0)] = 10
+    ) -> None:
+        super().__init__()
+        self.rate, self.ramp = known_rate(rate, task, type(self).__name__.lower()), ramp
+
+    def phase(self, epoch: int) -> Hashable:
+        return self.share(epoch)
+
+    def share(self, epoch: int) -> float:
+        """The share of a batch that is kept."""
+        return 1 - forget_rate(self.rate, epoch, self.ramp)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

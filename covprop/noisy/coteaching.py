@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import (
-    Learned,
-    NoisyMethod,
-    Task,
-    cross_entropy,
-    forget_rate,
-    known_rate,
-    over,
-    smallest,
-)
+from covprop.noisy.base import Learned, SmallLoss, Task, cross_entropy, over, smallest
 from covprop.train.options import Fraction, Range
 
 
-class Coteaching(NoisyMethod):
+class Coteaching(SmallLoss):
     """Each network's cross-entropy over the share 1 − R of smallest losses of its peer.
 
     Args:
@@ -33,15 +24,11 @@ class Coteaching(NoisyMethod):
     def __init__(
         self, task: Task, rate: Fraction | None = None, ramp: Annotated[int, Range(0)] = 10
     ) -> None:
-        super().__init__()
-        self.rate, self.ramp = known_rate(rate, task, "coteaching"), ramp
+        super().__init__(task, rate, ramp)
         self.peer = task.new_network()
 
     def networks(self) -> Sequence[nn.Module]:
         return (self.peer,)
-
-    def phase(self, epoch: int) -> Hashable:
-        return forget_rate(self.rate, epoch, self.ramp)
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
@@ -49,6 +36,6 @@ class Coteaching(NoisyMethod):
         logits = model(batch.x).float()
         mine = cross_entropy(logits, batch.y)
         other = cross_entropy(self.peer(batch.x).float(), batch.y)
-        share = 1 - forget_rate(self.rate, epoch, self.ramp)
+        share = self.share(epoch)
         for_me, for_other = smallest(other, share), smallest(mine, share)
         return Learned(over(for_me, mine) + over(for_other, other), logits.detach(), for_me)

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Annotated
-
 import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import (
-    Learned,
-    NoisyMethod,
-    Task,
-    cross_entropy,
-    forget_rate,
-    known_rate,
-    over,
-    smallest,
-)
-from covprop.train.options import Fraction, Range
+from covprop.noisy.base import Learned, SmallLoss, cross_entropy, over, smallest
 
 
-class MentorNet(NoisyMethod):
+class MentorNet(SmallLoss):
     """Cross-entropy of the share 1 − R of a batch with the smallest losses.
 
     Args:
@@ -30,19 +17,10 @@ class MentorNet(NoisyMethod):
         ramp: epochs over which R rises, linearly from 0.
     """
 
-    def __init__(
-        self, task: Task, rate: Fraction | None = None, ramp: Annotated[int, Range(0)] = 10
-    ) -> None:
-        super().__init__()
-        self.rate, self.ramp = known_rate(rate, task, "mentornet"), ramp
-
-    def phase(self, epoch: int) -> Hashable:
-        return forget_rate(self.rate, epoch, self.ramp)
-
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
     ) -> Learned:
         logits = model(batch.x).float()
         losses = cross_entropy(logits, batch.y)
-        kept = smallest(losses, 1 - forget_rate(self.rate, epoch, self.ramp))
+        kept = smallest(losses, self.share(epoch))
         return Learned(over(kept, losses), logits.detach(), kept)
