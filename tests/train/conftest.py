@@ -6,9 +6,31 @@ from typing import Any
 
 import pytest
 
-from covprop.train import Recipe, resolve
+from covprop.train import Interrupted, Recipe, resolve, train
+from covprop.train.loop import Trainer
+from covprop.train.stop import StopRequest
 
 Make = Callable[..., Recipe]
+InParts = Callable[[Recipe, Path, Callable[[Trainer], bool]], None]
+
+
+@pytest.fixture
+def train_in_parts(monkeypatch: pytest.MonkeyPatch) -> InParts:
+    """`train_in_parts(recipe, out, when)` trains, is asked to stop `when` says so, and goes on."""
+    report = Trainer._report
+
+    def run(recipe: Recipe, out: Path, when: Callable[[Trainer], bool]) -> None:
+        def ask(self: Trainer, stop: StopRequest) -> None:
+            stop.signum = 2 * when(self)
+            report(self, stop)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_report", ask)
+            with pytest.raises(Interrupted):
+                train(recipe, out)
+        train(recipe, out)
+
+    return run
 
 
 @pytest.fixture

@@ -10,15 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from covprop import data
-from covprop.train import Interrupted, Recipe, train
+from covprop.train import Recipe, train
 from covprop.train.distributed import World
 from covprop.train.evaluate import accuracy
-from covprop.train.loop import Trainer
-from covprop.train.stop import StopRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 
 Make = Callable[..., Recipe]
+InParts = Callable[..., None]
 
 NET = """
 from torch import nn
@@ -34,7 +33,7 @@ def build(num_classes, image_shape):
 
 
 def test_dropout_is_a_matter_of_seed_and_step(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: Make, train_in_parts: InParts
 ) -> None:
     """Compiled or not, so that a run that goes on, with a step that is not, is the same run."""
     (tmp_path / "net.py").write_text(NET)
@@ -42,17 +41,7 @@ def test_dropout_is_a_matter_of_seed_and_step(
     train(tiny(model=model), tmp_path / "plain")
     recipe = tiny(compile=True, model=model)
     train(recipe, tmp_path / "whole")
-    report = Trainer._report
-
-    def ask(self: Trainer, stop: StopRequest) -> None:
-        stop.signum = 2 * (self.step == 3)
-        report(self, stop)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_report", ask)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts")
-    train(recipe, tmp_path / "parts")
+    train_in_parts(recipe, tmp_path / "parts", lambda trainer: trainer.step == 3)
     plain, *compiled = (
         load_file(tmp_path / run / "model.safetensors") for run in ("plain", "whole", "parts")
     )

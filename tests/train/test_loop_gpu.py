@@ -1,5 +1,6 @@
 """The loop on a GPU, as the shipped recipes use it: bf16, channels-last, and compiled."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 import torch
 
 from covprop.run import Run
-from covprop.train import Interrupted, Recipe, resolve, train
-from covprop.train.loop import Trainer
-from covprop.train.stop import StopRequest
+from covprop.train import Recipe, resolve, train
+
+InParts = Callable[..., None]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,21 +74,11 @@ def test_every_method_trains(
     assert model(torch.rand(2, 3, 32, 32, device="cuda")).isfinite().all()
 
 
-def test_stopped_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_and_continued(tmp_path: Path, train_in_parts: InParts) -> None:
     """Sums on a GPU may be taken in another order, so equal up to rounding is what is promised."""
     recipe = make(tmp_path, {"name": "gaussian"}, "batch", precision="fp32", lr=0.001)
     train(recipe, tmp_path / "whole")
-    report = Trainer._report
-
-    def ask(self: Trainer, stop: StopRequest) -> None:
-        stop.signum = 2 * (self.epoch == 1)
-        report(self, stop)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_report", ask)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts")
-    train(recipe, tmp_path / "parts")
+    train_in_parts(recipe, tmp_path / "parts", lambda trainer: trainer.epoch == 1)
     one, two = (Run(tmp_path / name).load_model().state_dict() for name in ("whole", "parts"))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
