@@ -69,7 +69,7 @@ def test_parts_equal_the_whole(number: int) -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_compile_on_the_cpu_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_on_the_cpu_is_torchs_own() -> None:
     model, shape = networks()[2]
     prop = Propagator(model, 0.25, shape)
     assert not prop.overlaps()
