@@ -33,13 +33,13 @@ def _sqrt(x):
 
 @triton.jit
 def _relu_mean(mean, std, inverse):
-    a = tl.minimum(tl.abs(mean * inverse), 10.0)
-    p = -1.2939889e-4 * a + 2.9046456e-3
-    p = p * a - 0.030822989
-    p = p * a - 0.28465931
-    p = p * a - 1.2534804
-    p = p * a - 0.91893240
-    return tl.maximum(mean, 0.0) + std * _exp2(1.4426950408889634 * p)
+    a = tl.abs(mean * inverse)
+    p = -1.8668314e-04 * a + 4.1905178e-03
+    p = p * a - 0.044468173
+    p = p * a - 0.41067657
+    p = p * a - 1.80839
+    p = p * a - 1.3257392
+    return tl.maximum(mean, 0.0) + std * _exp2(p)
 
 
 @triton.jit

@@ -37,6 +37,11 @@ def test_no_deviation_is_a_plain_relu() -> None:
     assert torch.equal(half.slopes(out, torch.zeros(3))[0], (mean > 0).float())
 
 
+def test_far_from_zero_nothing_overflows() -> None:
+    mean, std = torch.tensor([-3e38, -1e30, 1e30, 3e38]), torch.tensor(1e-3)
+    assert torch.equal(half.relu_mean(mean, std, half.inverse_of(std)), mean.relu())
+
+
 def test_operator_on_the_cpu() -> None:
     out, std = torch.rand(2, 3, 4, 4).bfloat16(), torch.rand(3) + 0.1
     grad, beside = torch.randn_like(out), torch.randn_like(out)
