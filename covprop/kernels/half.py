@@ -48,7 +48,7 @@ def relu_mean(mean: Tensor, s: Tensor, inverse: Tensor) -> Tensor:
     """max(μ, 0) + s·h(|μ|/s). In a compiled kernel an abs is free and a clamp, which must let NaN
     through, is three instructions."""
     tail = torch.exp2(polynomial((mean * inverse).abs(), TAIL))
-    return 0.5 * (mean + mean.abs()) + s * tail
+    return 0.5 * mean + 0.5 * mean.abs() + s * tail
 
 
 def slopes(out: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
