@@ -12,7 +12,9 @@ from torch import Tensor
 
 ROWS = 32  # pixels in a tile
 WARPS = 8  # so that a thread has 8 numbers of a tile, one 16-byte load
-PROGRAMS = 1056  # of the backward pass: all the threads that an H200 holds at a time
+PROGRAMS = {False: 1056, True: 660}
+"""Of the backward pass, without and with the gradient of s: what an H200 holds at a time, 8 on
+each of 132 multiprocessors at 32 registers a thread and 5 at 48. More would wait for the others."""
 
 
 @triton.jit
@@ -150,7 +152,7 @@ def backward(
     grad_mean = torch.empty_like(out)
     rows, columns = out.numel() // channels, _columns(channels)
     across = triton.cdiv(channels, columns)
-    tiles = triton.cdiv(triton.cdiv(rows, ROWS), max(1, PROGRAMS // across))
+    tiles = triton.cdiv(triton.cdiv(rows, ROWS), max(1, PROGRAMS[want_std] // across))
     parts = triton.cdiv(rows, ROWS * tiles)
     partial = std.new_empty(parts, channels) if want_std else std
     _backward[(parts, across)](
