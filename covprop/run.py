@@ -46,6 +46,11 @@ class Run:
         channels, height, width = self._fact("data", "image_shape")
         return channels, height, width
 
+    @property
+    def holdout(self) -> int | None:
+        """How many training images it left out, to be certified as split "holdout"."""
+        return self.config.get("data", {}).get("holdout")
+
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained model, in eval mode on `device`."""
         options = dict(self.config.get("model", {}))
@@ -61,8 +66,8 @@ class Run:
         return model.to(device).eval()
 
     def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
-        """One split ("train" or "test") of the data the run was trained on."""
-        return data.load(str(self._fact("data", "name")), split, root)
+        """One split ("train", "test" or "holdout") of the data the run was trained on."""
+        return data.load(str(self._fact("data", "name")), split, root, holdout=self.holdout)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, one an epoch; a torn last line of a killed run is left out."""

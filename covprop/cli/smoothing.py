@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +38,7 @@ class Subject:
     sigma: float | None  # the noise it was trained with, where known
     folder: Path
     stem: str  # how its logs are called, before certify_sigma_S
+    holdout: int | None = None  # training images that it has not seen
 
     def log_path(self, verb: str, sigma: float) -> Path:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
@@ -100,6 +101,7 @@ def _open_run(
         opened.sigma,
         run,
         "",
+        opened.holdout if dataset is None else None,
     )
 
 
@@ -151,7 +153,7 @@ def load_images(subject: Subject, split: str, root: Path | None) -> "Images | Fo
     """The split to certify; it must have the model's classes and image size."""
     from covprop import data
 
-    images = data.load(subject.dataset, split, root)
+    images = data.load(subject.dataset, split, root, holdout=subject.holdout)
     if (images.num_classes, images.image_shape) != (subject.num_classes, subject.image_shape):
         raise InvalidInput(
             f"{subject.dataset} has {images.num_classes} classes and images of "
@@ -257,12 +259,12 @@ def groups(
     images: "Images | FolderImages", todo: list[int], group: int, device: "torch.device"
 ) -> Iterator[tuple["Batch", list[int]]]:
     """The chosen images, `group` at a time, each with its positions in the data set."""
-    from covprop.data import Images, batches
+    import torch
 
-    if isinstance(images, Images):
-        part: Any = replace(images, images=images.images[todo], labels=images.labels[todo])
-    else:
-        part = replace(images, paths=images.paths[todo], labels=images.labels[todo])
+    from covprop.data import batches
+    from covprop.data.holdout import take
+
+    part = take(images, torch.tensor(todo))
     for batch in batches(part, group, epoch=0, seed=0, device=device, shuffle=False):
         yield batch, [todo[i] for i in batch.index.tolist()]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from covprop.data import cifar, digits, folders, mnist, npz, svhn
 from covprop.data.batches import Batch, batches, count_batches
 from covprop.data.folders import FolderImages
+from covprop.data.holdout import divide
 from covprop.data.images import Images
 from covprop.data.locate import data_root
 from covprop.data.registry import DATASETS, Facts
@@ -42,18 +43,28 @@ _READERS: dict[str, Reader] = {
 }
 
 
-def load(name: str, split: str, root: Path | str | None = None) -> Images | FolderImages:
+def load(
+    name: str, split: str, root: Path | str | None = None, *, holdout: int | None = None
+) -> Images | FolderImages:
     """Read one split ("train" or "test") of a data set and validate it.
 
     `name` is a registered set, looked for in its official layouts below `root` (else
-    $COVPROP_DATA, else ./data), or the path of an own .npz file or class-folder tree.
+    $COVPROP_DATA, else ./data), or the path of an own .npz file or class-folder tree. With
+    `holdout`, so many training images, evenly spaced, are the split "holdout" instead.
     """
-    if split not in ("train", "test"):
-        raise InvalidInput(f'split is {split!r}; choose "train" or "test".')
+    if split not in ("train", "test", "holdout"):
+        raise InvalidInput(f'split is {split!r}; choose "train", "test" or "holdout".')
+    if split == "holdout" and holdout is None:
+        raise InvalidInput(
+            f"no images of {name} are held out; train a run with --set data.holdout=N."
+        )
     try:
-        return _load(name, split, data_root(root))
+        data = _load(name, "test" if split == "test" else "train", data_root(root))
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read: {error}.") from error
+    if holdout is None or split == "test":
+        return data
+    return divide(data, holdout)[split == "holdout"]
 
 
 def _load(name: str, split: str, root: Path) -> Images | FolderImages:

@@ -55,6 +55,12 @@ class Certification:
     estimates: dict[str, Floats] = field(default_factory=dict)  # estimated radii, NaN = none
     warnings: tuple[str, ...] = ()
 
+    @property
+    def images_of(self) -> str:
+        """The data set, and which split of it unless that is the usual one."""
+        split = self.meta.get("split", "test")
+        return self.data if split == "test" else f"{self.data} ({_printable(str(split))})"
+
 
 def read(paths: Iterable[str | Path]) -> tuple[list[Certification], list[str]]:
     """Every certification under the given run folders, folders of runs and logs, and warnings.

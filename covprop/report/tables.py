@@ -54,7 +54,7 @@ def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column
 
     made = [
         column("run", lambda s: Cell(s.certification.name), numeric=False),
-        column("data", lambda s: Cell(s.certification.data or ABSENT), numeric=False),
+        column("data", lambda s: Cell(s.certification.images_of or ABSENT), numeric=False),
         column("method", lambda s: Cell(s.certification.method or ABSENT), numeric=False),
         column("σ", lambda s: number_cell(s.certification.sigma)),
         column("ACR", lambda s: interval_cell(s.acr, 1, 3)),
@@ -255,7 +255,8 @@ def comma_separated(radii: Sequence[float], summaries: Sequence[Summary]) -> str
     for s in summaries:
         c = s.certification
         numbers = [end for interval in (s.acr, s.abstain, *s.certified) for end in interval]
-        known = [c.name, c.path, c.data, c.method, c.sigma, len(c.rows), c.train_seconds, c.epochs]
+        known = [c.name, c.path, c.images_of, c.method, c.sigma, len(c.rows)]
+        known += [c.train_seconds, c.epochs]
         known += [c.samples, *(c.meta.get(key) for key in ("n", "alpha", "mode"))]
         row = [*known, *numbers, *(s.p_shares or [None] * len(P_NAMES)), c.p_source]
         writer.writerow(["" if fact is None else fact for fact in row])

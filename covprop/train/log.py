@@ -35,6 +35,8 @@ def sentence(row: Row) -> str:
         ("train_accuracy", "train accuracy {:.3f}"),
         ("test_accuracy_noisy", "test accuracy {:.3f} under noise"),
         ("test_accuracy_clean", "{:.3f} clean"),
+        ("holdout_accuracy_noisy", "held-out accuracy {:.3f} under noise"),
+        ("holdout_accuracy_clean", "{:.3f} clean"),
         ("estimated_radius", "estimated radius {:.3f}"),
         ("lr", "lr {:.3g}"),
         ("images_per_second", "{:.0f} images/s"),

@@ -63,7 +63,11 @@ def train(
     out = Path(out)
     with world(recipe.train.device) as here:
         console = console if here.first else None
-        splits = [data.load(recipe.data.name, split, data_root) for split in ("train", "test")]
+        held = recipe.data.holdout
+        splits = [
+            data.load(recipe.data.name, split, data_root, holdout=held)
+            for split in ("train", "holdout" if held else "test")
+        ]
         recipe = with_facts(recipe, splits[0])
         check_batch(recipe, splits[0], here)
         splits[0], labels = with_labels(recipe, splits[0], here)
@@ -222,7 +226,8 @@ class Trainer:
         row = self._row(sums)
         if last or (every and number % every == 0):
             noisy, clean = accuracy(self._result(), self.test_data, self.recipe, self.here)
-            row |= {"test_accuracy_noisy": noisy, "test_accuracy_clean": clean}
+            of = "holdout" if self.recipe.data.holdout else "test"
+            row |= {f"{of}_accuracy_noisy": noisy, f"{of}_accuracy_clean": clean}
         row |= self.core.end_epoch()
         self._check_weights(row["loss"])
         self.rows += 1

@@ -46,6 +46,8 @@ Fraction = Annotated[float, Range(0, 1)]
 class DataOptions:
     """[data]: a registered set, an .npz file or a folder of class folders, and its augmentation.
 
+    `holdout` training images, evenly spaced, are left out of training; they take the place of the
+    test images after an epoch, and `covprop certify RUN --split holdout` certifies them.
     `num_classes`, `image_shape`, `mean` and `std` are facts of the set, filled in when it is
     loaded; an own data set may give its `mean` and `std` per channel.
     """
@@ -54,6 +56,7 @@ class DataOptions:
     augment: Literal["none", "flip", "crop-flip"] = "none"
     workers: Annotated[int, Range(0)] = 0
     normalize: bool = True
+    holdout: Annotated[int, Range(1)] | None = None
     num_classes: Annotated[int, Range(2)] | None = None
     image_shape: tuple[int, int, int] | None = None
     mean: tuple[float, ...] | None = None

@@ -132,6 +132,8 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
     train = TrainOptions(**check_options("train", parts["train"], accepted(TrainOptions)))
     train.check()
     labels = _labels(parts["labels"], beside)
+    if labels is not None and parts["data"].get("holdout") is not None:
+        raise InvalidInput("data.holdout does not go with [labels]; remove one of them.")
     method = _method(parts["method"], noisy=labels is not None)
     weighting = _weighting(parts["weighting"])
     if train.compile and weighting is not None and method.get("estimator") == "linearized":

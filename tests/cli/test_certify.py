@@ -58,6 +58,22 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     assert "9 of 9 images" in err
 
 
+def test_the_images_that_a_run_held_out(cli: Cli, run_folder: Path) -> None:
+    code, _, err = cli("certify", run_folder, *QUICK, "--split", "holdout")
+    assert (code, "no images of digits are held out" in err) == (2, True)
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace("[data]", "[data]\nholdout = 100"))
+    code, _, err = cli("certify", run_folder, *QUICK, "--split", "holdout")
+    assert code == 0, err
+    path = run_folder / "certify_sigma_0.25.tsv"
+    labels = data.load("digits", "train").labels
+    assert read_tsv(path).label.tolist() == [int(labels[i * 1437 // 100]) for i in range(8)]
+    assert json.loads(path.with_suffix(".json").read_text())["split"] == "holdout"
+    assert "digits (holdout)" in cli("report", run_folder)[1]
+    code, _, err = cli("certify", run_folder, *QUICK)
+    assert (code, "certified with split = holdout, not test" in err) == (2, True)
+
+
 def test_going_on_adds_only_what_is_missing(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     path = run_folder / "certify_sigma_0.25.tsv"
     assert cli("certify", run_folder, "--n", 400, "--max", 3)[0] == 0
@@ -247,7 +263,7 @@ def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
         (["{run}", "--skip", "0"], "--skip and --max are at least 1"),
         (["{run}", "--out", "log"], "a file ending in .tsv"),
         (["{run}", "--device", "tpu"], 'no device "tpu"'),
-        (["{run}", "--split", "validation"], 'choose "train" or "test"'),
+        (["{run}", "--split", "validation"], 'choose "train", "test" or "holdout"'),
         (["{run}", "--at-least", "5"], "out of reach"),
         (["{run}", "--delta", "0.1", "--at-least", "0.1"], "either delta or at_least"),
         (["{weights}"], "add --dataset with one of digits"),

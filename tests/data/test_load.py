@@ -7,7 +7,7 @@ from covprop.errors import InvalidInput
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("mnist", "val", 'split is \'val\'; choose "train" or "test"'),
+        ("mnist", "val", 'split is \'val\'; choose "train", "test" or "holdout"'),
         ("cifar", "train", "neither a data set nor the path .* did you mean cifar10"),
         ("/no/such/folder", "train", "known are digits"),
     ],

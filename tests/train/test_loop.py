@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,36 @@ def test_evaluation_only_when_asked_and_at_the_end(tmp_path: Path, tiny: Make) -
     batch = next(data.batches(test, len(test), epoch=0, seed=0, device="cpu", shuffle=False))
     right = (model(batch.x).argmax(1) == batch.y).double().mean().item()
     assert rows(tmp_path / "two")[-1]["test_accuracy_clean"] == pytest.approx(right)
+
+
+def test_held_out_images_are_measured_on_and_not_trained_on(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[data.Batch] = []
+    step = Trainer._train_step
+
+    def noted(self: Trainer, batch: data.Batch) -> None:
+        seen.append(batch)
+        step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", noted)
+    recipe = tiny(epochs=1)
+    recipe = replace(recipe, data=replace(recipe.data, holdout=237))
+    train(recipe, tmp_path)
+    run = Run(tmp_path)
+    held, kept = (run.load_data(split) for split in ("holdout", "train"))
+    assert (run.config["data"]["holdout"], len(held), len(kept)) == (237, 237, 1200)
+    assert isinstance(kept, data.Images)
+    assert sorted(torch.cat([batch.index for batch in seen]).tolist()) == list(range(1200))
+    for batch in seen:
+        assert torch.equal((batch.x * 255).round().byte(), kept.images[batch.index])
+    batch = next(data.batches(held, 237, epoch=0, seed=0, device="cpu", shuffle=False))
+    right = (run.load_model()(batch.x).argmax(1) == batch.y).double().mean().item()
+    row = rows(tmp_path)[-1]
+    assert row["holdout_accuracy_clean"] == pytest.approx(right)
+    assert "test_accuracy_clean" not in row
+    with pytest.raises(InvalidInput, match=r"data\.holdout is 237, and now it is 100"):
+        train(replace(recipe, data=replace(recipe.data, holdout=100)), tmp_path)
 
 
 def test_batches_that_do_not_fit(tmp_path: Path, tiny: Make) -> None:

@@ -105,6 +105,11 @@ def test_a_slip_is_one_sentence(file: Path, override: str, message: str) -> None
     ("text", "message"),
     [
         (TEXT + '[weighting]\nname = "radius"\nby = "losses"\n', r"weighting\.by must be one of"),
+        (
+            TEXT.replace('name = "digits"', 'name = "digits"\nholdout = 9')
+            + '[labels]\nname = "pair"\nrate = 0.4\n',
+            r"data\.holdout does not go with \[labels\]",
+        ),
         ("[train\n", r"mine\.toml is not valid TOML"),
         (TEXT.replace("[noise]", "[niose]"), r'\[niose\] \(did you mean "noise"\?\)'),
         (TEXT.replace("sigma = 0.5", ""), r"lacks noise\.sigma"),
