@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.certify.affine import affine
+from covprop.certify.fold import folded
 from covprop.certify.philox import add_noise
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Engine:
         self.sigma, self.block, self.width, self.slots = sigma, block, width, slots
         self.device, self.dtype, self.soft = device, dtype, soft
         layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.given, self.layout = model, layout
         self.model = _in_dtype(model, dtype, layout)
         self.network: Callable[[Tensor], Tensor] = self._network
         # Parts of one shape, or the pass as a whole.
@@ -153,11 +155,19 @@ class Engine:
             passes = samples / (self.width * self.block)
             compiling = passes * self._seconds_a_pass() > COMPILE_PAYS
         if compiling:
-            plain, self.model = self.model, affine(self.model)
+            plain, self.model = self.model, self._simplified()
             self.network = torch.compile(self._network, dynamic=False)
             if not self._capture():
                 self.model, self.network = plain, self._network
                 self._capture()
+
+    def _simplified(self) -> Callable[[Tensor], Tensor]:
+        """The network in fewer steps; weights that norms are folded into are rounded after that."""
+        half = self.dtype is not None and self.dtype.itemsize == 2
+        if not (half and torch.backends.cudnn.enabled and torch.version.cuda):
+            return affine(self.model)
+        noise = torch.randn_like(self.x[:2])
+        return _in_dtype(folded(self.given, noise), self.dtype, self.layout)
 
     def _capture(self) -> bool:
         """Make `run` a graph of the pass, if it can be one."""
