@@ -1,18 +1,18 @@
 """What one pass of certification costs by batch size, streams and compiler, and where time goes.
 
     python benchmarks/certify.py --profile
-    python benchmarks/certify.py --cases compiled:2048 autotuned:2048 --seconds 300
+    python benchmarks/certify.py --cases searched:2112 searched:4224
 
-A case is a way, a batch size, and how many parts of it run side by side (`compiled:2048x2`):
+A case is a way, a batch size, and how many parts of it run side by side (`fused:4224x2`):
 
     replayed   layer by layer in a CUDA graph
-    norms      compiled, batch norms as they are
-    compiled   compiled, batch norms as a factor and a shift: what `covprop.certify` does
-    columns    and the first layer, of few channels, as a matrix product
-    fused      and the first half of every basic block in one kernel of cuDNN
-    searched   compiled; of the kernels of cuDNN all are tried, not ten (at a batch size of its
-               own: what was found for a shape is kept)
-    autotuned  compiled; the compiler's own convolutions are tried as well (a minute and more)
+    folded     the same, with norms, sums and ReLUs in the kernels of convolutions
+    compiled   compiled, batch norms as a factor and a shift
+    halves     compiled, with norm and ReLU in the kernel of the convolution before them
+    sums       and sums before a ReLU
+    fused      and the first layer, of few channels, in a kernel of our own: `covprop.certify`
+    searched   the same; of the kernels of cuDNN all are tried, not ten (in a process of its own:
+               what was found for a shape is kept)
 
 `covprop bench certify` measures whole certificates; this finds the pass they should be made of.
 A pass is noise, network, argmax and counts, in bfloat16 on a GPU, replayed as a CUDA graph.
@@ -24,91 +24,36 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from covprop.bench.certify import matrix_product
 from covprop.bench.layers import count_flops, no_grad
 from covprop.bench.machine import choose_device
 from covprop.bench.subject import Subject
 from covprop.bench.timing import Effort, interleaved
-from covprop.certify.affine import Affine, affine
-from covprop.certify.engine import Engine, Job
+from covprop.certify.affine import affine
+from covprop.certify.engine import Engine, Job, _in_dtype
+from covprop.certify.fold import folded
 from covprop.certify.noise import block_size
-from covprop.models.preact_resnet import BasicBlock
 
-WAYS = ("replayed", "norms", "compiled", "columns", "fused", "searched", "autotuned")
+FOLDED = {
+    "halves": {"sums": False, "first": False},
+    "sums": {"first": False},
+    "fused": {},
+    "searched": {},
+    "folded": {},
+}
+WAYS = ("replayed", "compiled", *FOLDED)
 CASES = (
-    "norms:2048", "compiled:2048", "compiled:2112", "columns:2048", "fused:2048",
-    "compiled:512", "compiled:2048x2", "searched:4224",
+    "fused:2112", "fused:4224", "fused:4224x2", "sums:2112", "halves:2112", "compiled:2112",
+    "replayed:2112", "folded:2112",
 )  # fmt: skip
 SIGMA = 0.25
-FEW = 32  # inputs of a pixel of the first layer that one step of a matrix product takes
-
-
-class Columns(nn.Conv2d):
-    """A convolution whose inputs are laid out as the rows of a matrix."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        (kh, kw), (sh, sw), (ph, pw) = self.kernel_size, self.stride, self.padding
-        x = F.pad(x, (int(pw), int(pw), int(ph), int(ph)))
-        patches = x.unfold(2, kh, sh).unfold(3, kw, sw).permute(0, 2, 3, 1, 4, 5).flatten(3)
-        rest = FEW - patches.shape[3]
-        weight = F.pad(self.weight.flatten(1), (0, rest))
-        return F.linear(F.pad(patches, (0, rest)), weight, self.bias).permute(0, 3, 1, 2)
-
-
-def with_columns(model: nn.Module) -> nn.Module:
-    """Layers of few inputs as products, in place."""
-    for layer in model.modules():
-        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.weight[0].numel() <= FEW:
-            layer.__class__ = Columns
-    return model
-
-
-@torch.library.custom_op("covprop_bench::conv_relu", mutates_args=())
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """ReLU of a 3×3 convolution, on a GPU in cuDNN's one kernel."""
-    if x.is_cuda:
-        pair = [stride, stride]
-        return torch.cudnn_convolution_relu(x, weight, bias, pair, [1, 1], [1, 1], 1)
-    return F.relu(F.conv2d(x, weight, bias, stride, 1))
-
-
-@conv_relu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    return F.conv2d(x, weight, bias, stride, 1)
-
-
-class Fused(BasicBlock):
-    """A basic block whose second norm is in the weights of its first convolution."""
-
-    folded: Tensor
-    shift: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(x)).to(self.folded.dtype)
-        skip = x if self.shortcut is None else self.shortcut(h)
-        return skip + self.conv2(conv_relu(h, self.folded, self.shift, self.conv1.stride[0]))
-
-
-@torch.no_grad()
-def with_fused_blocks(model: nn.Module) -> nn.Module:
-    """The basic blocks of an `affine` model in fewer kernels, in place."""
-    for block in model.modules():
-        if type(block) is not BasicBlock or not isinstance(block.norm2, Affine):
-            continue
-        norm, weight = block.norm2, block.conv1.weight
-        folded = (norm.factor.view(-1, 1, 1, 1) * weight).to(weight.dtype)
-        block.__class__ = Fused
-        block.register_buffer("folded", folded.contiguous(memory_format=torch.channels_last))
-        block.register_buffer("shift", norm.offset.to(weight.dtype))
-    return model
 
 
 def engine_of(subject: Subject, way: str, batch: int, streams: int) -> Engine:
     """An engine whose pass is as asked, with an image in every slot and jobs that count."""
-    model, device = subject.build().eval(), subject.device
+    model, device = with_statistics(subject.build()).eval(), subject.device
     block = block_size(subject.image_shape)
     on_gpu = device.type == "cuda"
     engine = Engine(
@@ -124,13 +69,12 @@ def engine_of(subject: Subject, way: str, batch: int, streams: int) -> Engine:
         channels_last=on_gpu,
         streams=streams,
     )
-    if way not in ("replayed", "norms"):
-        change(engine, way)
+    if way != "replayed":
+        change(engine, way, model)
     if on_gpu:
         torch.compiler.reset()
-        if way != "replayed":
-            options = {"max_autotune": True} if way == "autotuned" else None
-            engine.network = torch.compile(engine.network, dynamic=False, options=options)
+        if way not in ("replayed", "folded"):
+            engine.network = torch.compile(engine.network, dynamic=False)
         torch.backends.cudnn.benchmark_limit = 0 if way == "searched" else 10
         engine._capture()
     for slot, image in enumerate(subject.batch(4)[0]):
@@ -140,26 +84,36 @@ def engine_of(subject: Subject, way: str, batch: int, streams: int) -> Engine:
     return engine
 
 
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Batch norms that do something, in place: those of a new network change nothing."""
+    draws = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            layer.running_mean.copy_(0.1 * torch.randn(layer.num_features, generator=draws))
+            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=draws))
+    return model
+
+
 @torch.no_grad()
-def change(engine: Engine, way: str) -> None:
+def change(engine: Engine, way: str, model: nn.Module) -> None:
     """Replace layers of the network, and say what that does to its logits."""
     noisy = torch.rand_like(engine.noisy[:64])
-    expected = engine._network(noisy)
-    model = affine(engine.model)
-    assert isinstance(model, nn.Module)
-    if way == "columns":
-        model = with_columns(model)
-    elif way == "fused":
-        model = with_fused_blocks(model)
-    engine.model = model
-    error = (engine._network(noisy) - expected).norm() / expected.norm()
-    print(f"{way}: logits change by {float(error):.1e}")
+    exact, before = model(noisy), engine._network(noisy)
+    if way == "compiled":
+        engine.model = affine(engine.model)
+    else:
+        engine.model = _in_dtype(folded(model, noisy, **FOLDED[way]), engine.dtype, engine.layout)
+    errors = [(logits - exact).norm() / exact.norm() for logits in (before, engine._network(noisy))]
+    print(f"{way}: error of the logits {errors[1]:.1e}, before {errors[0]:.1e}")
 
 
 def kind_of(kernel: str) -> str:
     for kind, words in (
         ("convolutions", ("xmma", "conv", "cutlass", "cudnn")),
         ("noise", ("_add_n",)),
+        ("first layer", ("_first",)),
     ):
         if any(word in kernel for word in words) and not kernel.startswith("triton_"):
             return kind
@@ -193,7 +147,7 @@ def parse(case: str) -> tuple[str, int, int]:
     way, _, size = case.partition(":")
     batch, _, streams = size.partition("x")
     if way not in WAYS or not batch.isdigit() or not (streams or "1").isdigit():
-        raise argparse.ArgumentTypeError(f"{case} is no case; compiled:2048x2 is one")
+        raise argparse.ArgumentTypeError(f"{case} is no case; fused:4224x2 is one")
     return way, int(batch), int(streams or 1)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
 
 STREAMS = 1  # parts of a pass that run side by side, one's memory traffic beside another's products
-COMPILE_PAYS = 120.0  # seconds of work; compiling takes 15 to 30 and saves a quarter
+COMPILE_PAYS = 60.0  # seconds of work; compiling takes 7 to 15 and saves a third
 TRIAL = 5  # passes that say how long the work will take
 
 

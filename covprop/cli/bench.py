@@ -169,7 +169,7 @@ def certify(
     few: Annotated[int, typer.Option(help="Images of the usual loop.")] = 2,
     batch: Annotated[
         int | None,
-        typer.Option(help="Samples in one forward pass on a GPU.", show_default="32 px: 2048"),
+        typer.Option(help="Samples in one forward pass on a GPU.", show_default="32 px: 2112"),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Also compiled passes, on a GPU.")

@@ -26,7 +26,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Batch = Annotated[
     int | None,
     typer.Option(
-        help="Samples in one forward pass on a GPU.", show_default="by image size; 32 px: 2048"
+        help="Samples in one forward pass on a GPU.", show_default="by image size; 32 px: 2112"
     ),
 ]
 Fast = Annotated[
