@@ -42,9 +42,9 @@ from covprop.train.distributed import world
 from covprop.train.loop import Trainer
 from covprop.train.setup import with_facts, with_labels
 
-MAIN = ("coteaching", "radius-label", "truncated", "plain", "radius-largest")
+MAIN = ("coteaching", "radius-layer", "radius-label", "truncated", "plain", "radius-largest")
 """These get every seed, the others the first one; the longest begin first."""
-SCALED = ("from_epoch", "refresh", "pretrain", "ramp")
+SCALED = ("from_epoch", "refresh", "pretrain", "layer", "ramp")
 KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 TIMED_STEPS = 64
 EVALUATED = 1.15

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from covprop.data import Batch
+from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.methods.base import draw
 from covprop.methods.radius import PRESETS
 from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.noisy.smodel import SModel
 from covprop.propagate.propagator import Propagator
 from covprop.radius import RadiusLoss, estimated_radius
 from covprop.train.options import Fraction, NotNegative, Range
@@ -25,6 +27,9 @@ class Radius(NoisyMethod):
     one end of the ranking by the radius each had when it was last seen. The paper's words say
     the largest; the smallest is the reading under which doubtful images go.
 
+    With `layer`, nobody is left out: after so many plain epochs every image is learned through the
+    S-model's noise layer, and from `from_epoch` on those that are not dropped by their own label.
+
     Args:
         end: which end is left out.
         of: the radius of the prediction (the paper's, never negative), or that of the given
@@ -33,6 +38,7 @@ class Radius(NoisyMethod):
         per_class: take that share of the images of every given label, not of all. A network knows
             some classes sooner than others; over all images these would lose their right labels.
         refresh: epochs between two choices; 0 chooses once.
+        layer: plain epochs before the noise layer begins; 0 has none.
         weight: λ; 0 trains plainly on noisy images and only ranks by the radius, for which Σ is
             computed once an epoch.
         offset: Γ; the preset's when not given.
@@ -44,6 +50,7 @@ class Radius(NoisyMethod):
     keep: Tensor
     group: Tensor
     cov: Tensor
+    chosen: Tensor | None
 
     def __init__(
         self,
@@ -54,12 +61,18 @@ class Radius(NoisyMethod):
         per_class: bool = False,
         from_epoch: Annotated[int, Range(0)] = 60,
         refresh: Annotated[int, Range(0)] = 1,
+        layer: Annotated[int, Range(0)] = 0,
         weight: NotNegative = 4.0,
         offset: NotNegative | None = None,
         preset: Literal["paper", "reference"] = "paper",
         detach_covariance: bool | None = None,
     ) -> None:
         super().__init__()
+        if from_epoch < layer:
+            raise InvalidInput(
+                f"method.from_epoch = {from_epoch} comes before the noise layer, which begins "
+                f"after method.layer = {layer} epochs; make it at least as large."
+            )
         self.task, self.end, self.of = task, end, of
         self.drop, self.from_epoch, self.refresh = drop, from_epoch, refresh
         self.per_class = per_class
@@ -72,6 +85,9 @@ class Radius(NoisyMethod):
         # The given labels, learned as they are seen; one group for all images if not per class.
         self.register_buffer("group", torch.zeros(task.images, dtype=torch.int64))
         self.register_buffer("cov", torch.full((task.num_classes,) * 2, torch.nan))
+        self.layer = SModel(task, layer) if layer else None
+        # A tensor, since a recorded step cannot ask for the epoch.
+        self.register_buffer("chosen", torch.zeros((), dtype=torch.bool) if layer else None)
         # In a tuple, or its model would be registered a second time here.
         self._held: tuple[Propagator, ...] = ()
 
@@ -79,6 +95,8 @@ class Radius(NoisyMethod):
         if not self.loss.weight:  # a run that goes on within an epoch finds Σ in the checkpoint
             with torch.no_grad():
                 self.cov.copy_(self._propagated(model))
+        if self.layer is not None:
+            self.layer.start_epoch(model, epoch)
         late = epoch - self.from_epoch
         if late == 0 or (late > 0 and self.refresh and late % self.refresh == 0):
             left_out = torch.zeros_like(self.keep)
@@ -86,9 +104,11 @@ class Radius(NoisyMethod):
                 values = self.radius.where(self.group == group, torch.nan)
                 left_out |= extreme(values, self.drop, self.end)
             self.keep.copy_(~left_out)
+            if self.chosen is not None:
+                self.chosen.fill_(True)
 
     def phase(self, epoch: int) -> Hashable:
-        return 0
+        return 0 if self.layer is None else self.layer.phase(epoch)
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
@@ -98,6 +118,9 @@ class Radius(NoisyMethod):
         out = Gaussian(logits, self._propagated(model) if self.loss.weight else self.cov)
         kept = self.keep[batch.index]
         losses = torch.where(kept, cross_entropy(logits, batch.y), 0.0)
+        if self.layer is not None and self.chosen is not None:
+            through = self.layer.losses(logits, batch.y, epoch)
+            losses = torch.where(kept & self.chosen, losses, through)
         if self.loss.weight:
             losses = losses + self.loss.weight * self.loss.hinge(out, batch.y)
         with torch.no_grad():

@@ -43,13 +43,16 @@ class SModel(NoisyMethod):
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
     ) -> Learned:
         logits = model(batch.x).float()
-        if epoch < self.pretrain:
-            losses = cross_entropy(logits, batch.y)
-            cells = logits.argmax(1) * logits.shape[1] + batch.y
-            self.met.view(-1).index_add_(0, cells, torch.ones_like(logits[:, 0]))
-        else:
-            losses = smodel_loss(logits, batch.y, self.transition)
+        losses = self.losses(logits, batch.y, epoch)
         return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
+
+    def losses(self, logits: Tensor, y: Tensor, epoch: int) -> Tensor:
+        """The loss of each image, [b]: plain at first, then through the layer."""
+        if epoch >= self.pretrain:
+            return smodel_loss(logits, y, self.transition)
+        cells = logits.argmax(1) * logits.shape[1] + y
+        self.met.view(-1).index_add_(0, cells, torch.ones_like(logits[:, 0]))
+        return cross_entropy(logits, y)
 
 
 def smodel_loss(logits: Tensor, y: Tensor, transition: Tensor) -> Tensor:

@@ -60,6 +60,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "radius of the label": (
         *("radius", {"of": "label", "weight": 0, "from_epoch": 1, "per_class": True}),
     ),
+    "radius with a layer": (
+        *("radius", {"of": "label", "weight": 0, "from_epoch": 5, "per_class": True, "layer": 2}),
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from covprop import methods, noise
 from covprop.data import Batch
+from covprop.errors import InvalidInput
 from covprop.noisy import Task, build
 from covprop.noisy.radius import Radius, extreme
 
@@ -102,6 +103,41 @@ def test_every_label_loses_the_same_share() -> None:
     assert torch.equal(chosen[0], expected)
     assert chosen[1].nonzero().flatten().tolist() == sorted(radius.argsort()[:6].tolist())
     assert not torch.equal(*chosen)
+
+
+def test_with_a_layer_the_others_are_learned_through_it() -> None:
+    """Plain, then all through the layer, then the chosen by their label; each by hand."""
+    model, data = network(), batch(18)
+    options = {"end": "smallest", "of": "label", "drop": 1 / 3, "per_class": True, "weight": 0.0}
+    method = build("radius", task=task(18), layer=1, from_epoch=2, **options)
+    found = []
+    for epoch in range(3):
+        method.start_epoch(model, epoch)
+        found.append(method(model, data, epoch, noise.stream(7)))
+    noisy = data.x + SIGMA * torch.randn(data.x.shape, generator=noise.stream(7))
+    p = model(noisy).softmax(1).tolist()
+    given, guessed = data.y.tolist(), [max(range(3), key=row.__getitem__) for row in p]
+    met = [[1.0] * 3 for _ in range(3)]
+    for i, j in zip(guessed, given, strict=True):
+        met[i][j] += 1
+    mixed = [
+        sum(row[i] * met[i][y] / sum(met[i]) for i in range(3))
+        for row, y in zip(p, given, strict=True)
+    ]
+    plain = [-math.log(row[y]) for row, y in zip(p, given, strict=True)]
+    layered = [-math.log(value) for value in mixed]
+    assert [int(learned.kept.sum()) for learned in found] == [18, 18, 12]
+    kept = found[2].kept.tolist()
+    last = [plain[i] if kept[i] else layered[i] for i in range(18)]
+    for learned, expected in zip(found, (plain, layered, last), strict=True):
+        assert learned.per_sample.tolist() == pytest.approx(expected, rel=1e-4)
+    found[2].per_sample.sum().backward()  # type: ignore[no-untyped-call]
+    assert method.get_parameter("layer.transition").grad is not None
+
+
+def test_a_choice_before_the_layer_is_a_mistake() -> None:
+    with pytest.raises(InvalidInput, match="from_epoch = 1 comes before"):
+        build("radius", task=task(), layer=2, from_epoch=1)
 
 
 def test_when_images_are_chosen() -> None:

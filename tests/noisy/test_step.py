@@ -43,9 +43,11 @@ def tiny(method: Any = "plain", labels: Any = None, **options: Any) -> Recipe:
     "method",
     [
         {"name": "smodel", "pretrain": 1},  # two phases: the step as a whole
+        {"name": "radius", "weight": 0.0, "of": "label", "end": "smallest"}
+        | {"layer": 1, "from_epoch": 2, "drop": 0.3, "per_class": True},
         {"name": "coteaching", "ramp": 2},  # three: its networks
     ],
-    ids=["whole", "networks"],
+    ids=["whole", "radius", "networks"],
 )
 def test_compiled_is_the_same_up_to_rounding(tmp_path: Path, method: dict[str, Any]) -> None:
     for compiled in (False, True):
@@ -89,14 +91,18 @@ EARLY: dict[str, dict[str, Any]] = {
     "mentornet": {"ramp": 2},
     "coteaching": {"ramp": 2},
 }
+MORE: dict[str, dict[str, Any]] = {
+    "without hinge": {"weight": 0},
+    "with layer": {"weight": 0, "layer": 1, "from_epoch": 2, "of": "label", "per_class": True},
+}
 
 
-@pytest.mark.parametrize("name", [*METHODS, "radius without hinge"])
+@pytest.mark.parametrize("name", [*METHODS, "radius without hinge", "radius with layer"])
 def test_stopped_and_continued_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    name, _, without = name.partition(" without ")
-    options = EARLY.get(name, {}) | ({"weight": 0} if without else {})
+    name, _, more = name.partition(" ")
+    options = EARLY.get(name, {}) | MORE.get(more, {})
     recipe = tiny({"name": name, **options})
     train(recipe, tmp_path / "whole")
     step = Trainer._train_step

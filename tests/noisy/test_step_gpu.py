@@ -26,13 +26,20 @@ CASES: dict[str, dict[str, Any]] = {
         **{"name": "radius", "weight": 0.0, "from_epoch": 1, "drop": 0.5, "per_class": True},
         **{"of": "label", "end": "smallest"},
     },
+    "layer": {
+        **{"name": "radius", "weight": 0.0, "from_epoch": 2, "drop": 0.5, "per_class": True},
+        **{"of": "label", "end": "smallest", "layer": 1},
+    },
 }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
 @pytest.mark.parametrize(
     ("case", "compiled"),
-    [*((case, False) for case in CASES), *((c, True) for c in ("smodel", "coteaching", "label"))],
+    [
+        *((case, False) for case in CASES),
+        *((c, True) for c in ("smodel", "coteaching", "label", "layer")),
+    ],
 )
 def test_recorded_steps_are_the_same_run(tmp_path: Path, case: str, compiled: bool) -> None:
     """Sums on a GPU may be taken in another order, so equal up to rounding is what is promised."""
