@@ -1,8 +1,8 @@
 """Convolutions with what follows them in one kernel, as operators that a compiler leaves whole.
 
-On a GPU by cuDNN, and by a kernel of our own where there are so few input channels that cuDNN pads
-them; elsewhere, and for whatever else they are given, in torch's own steps. What comes out lies
-channels last, whatever went in: a compiler must know beforehand.
+In half precision on a GPU by cuDNN, and by a kernel of our own where there are so few input
+channels that cuDNN pads them; else in torch's own steps. What comes out lies channels last,
+whatever went in: a compiler must know beforehand.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ def _last(y: Tensor) -> Tensor:
     return y.contiguous(memory_format=torch.channels_last)
 
 
-def _by_triton(x: Tensor, weight: Tensor) -> bool:
+def _is_half(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype.itemsize == 2
+
+
+def _by_triton(x: Tensor) -> bool:
     from covprop.kernels import HAVE_TRITON
 
-    return x.is_cuda and HAVE_TRITON and x.dtype == weight.dtype and x.dtype.itemsize == 2
+    return HAVE_TRITON and _is_half(x)
 
 
 @torch.library.custom_op("covprop::conv_relu", mutates_args=())
@@ -42,14 +46,14 @@ def conv_relu(
     groups: int,
 ) -> Tensor:
     """max(conv(x) + bias + add, 0)."""
-    if add is None and is_few(weight, dilation, groups) and _by_triton(x, weight):
+    if add is None and is_few(weight, dilation, groups) and _by_triton(x):
         from covprop.certify import triton_first
 
         return triton_first.first(x, weight, bias, stride, padding, relu=True)
     where = stride, padding, dilation, groups
-    if x.is_cuda and add is None:
+    if _is_half(x) and add is None:
         return _last(torch.cudnn_convolution_relu(x, weight, bias, *where))
-    if x.is_cuda and add is not None:
+    if _is_half(x) and add is not None:
         return _last(torch.cudnn_convolution_add_relu(x, weight, add, 1.0, bias, *where))
     y = F.conv2d(x, weight, bias, *where)
     return _last(F.relu(y if add is None else y + add))
@@ -80,7 +84,7 @@ def first_conv(
     padding: list[int],
 ) -> tuple[Tensor, Tensor]:
     """y = conv(x) + bias of few channels, and max(y·factor + offset, 0) beside it."""
-    if _by_triton(x, weight):
+    if _by_triton(x):
         from covprop.certify import triton_first
 
         return triton_first.first_twice(x, weight, bias, factor, offset, stride, padding)

@@ -44,16 +44,24 @@ class ConvReLU(nn.Conv2d):
         )
 
 
-class FirstConv(nn.Conv2d):
-    """conv(x) + bias of few channels, and its ReLU after a factor and a shift."""
+class FirstConv(nn.Module):
+    """conv(x) of few channels, and its ReLU after a factor and a shift, which stay in float32."""
 
     factor: Tensor
     offset: Tensor
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        stride, padding, _ = _geometry(self)
-        x, scale = x.to(self.weight.dtype), (self.factor, self.offset)
-        both = first_conv(x, self.weight, self.bias, *scale, stride, padding)
+    def __init__(self, conv: nn.Conv2d, factor: Tensor, offset: Tensor) -> None:
+        super().__init__()
+        self.conv = conv
+        self.register_buffer("factor", factor)
+        self.register_buffer("offset", offset)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = self.conv.weight, self.conv.bias
+        stride, padding, _ = _geometry(self.conv)
+        both = first_conv(
+            x.to(weight.dtype), weight, bias, self.factor, self.offset, stride, padding
+        )
         return cast(tuple[Tensor, Tensor], both)
 
 
@@ -137,10 +145,9 @@ class _Folding:
                 break
         else:
             return
-        layer = _joined(self._conv(conv), [], FirstConv)
-        one = layer.weight.new_ones(layer.out_channels)
-        layer.register_buffer("factor", norm.factor if norm else one)
-        layer.register_buffer("offset", norm.offset if norm else 0 * one)
+        plain = _joined(self._conv(conv), [], nn.Conv2d)
+        one = plain.weight.new_ones(plain.out_channels)
+        layer = FirstConv(plain, *(norm.factor, norm.offset) if norm else (one, 0 * one))
         both = self._insert(conv, layer, (conv.args[0],))
         for i, old in enumerate((conv, relu)):
             with self.graph.inserting_before(conv):
