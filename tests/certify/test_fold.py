@@ -164,6 +164,25 @@ FIRST = [(3, 8, 3, 1, 1), (1, 20, 5, 1, 0), (3, 130, 3, 2, 1), (4, 16, 2, 1, 0)]
 """Channels in and out, kernel, stride, padding."""
 
 
+@pytest.mark.parametrize(("inside", "outside", "size", "stride", "padding"), FIRST)
+def test_a_compiler_is_told_what_comes_out(
+    inside: int, outside: int, size: int, stride: int, padding: int
+) -> None:
+    """Shapes and layouts, also of one channel, where layouts coincide."""
+    x = torch.randn(2, inside, 7, 6)
+    weight, bias = torch.randn(outside, inside, size, size), torch.randn(outside)
+    where = [stride, stride], [padding, padding]
+    kept = "test_schema", "test_faketensor"
+    torch.library.opcheck(first_conv, (x, weight, bias, bias, bias, *where), test_utils=kept)
+    add = F.conv2d(x, weight, None, *where)
+    for some in (None, add):
+        given = (x, weight, bias, some, *where, [1, 1], 1)
+        torch.library.opcheck(conv_relu, given, test_utils=kept)
+        y = F.conv2d(x, weight, bias, *where)
+        expected = F.relu(y if some is None else y + some)
+        torch.testing.assert_close(conv_relu(*given), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("inside", "outside", "size", "stride", "padding"), FIRST)
