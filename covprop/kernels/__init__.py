@@ -43,6 +43,15 @@ def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
     return normal_cdf(z), torch.exp(-0.5 * z * z)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this precision, and no call at all where it has it.
+
+    For the result of a Function's forward: `.to` would return its own argument, and torch.compile
+    (2.11) then gives the gradient to that one, so that the Function passes back none.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 class _MomentReLU(torch.autograd.Function):
     """out = aμ + (1 − a)(μΦ(z) + sφ(z)), with ∂out/∂μ = a + (1 − a)Φ(z), ∂out/∂s = (1 − a)φ(z)."""
 
@@ -55,7 +64,7 @@ class _MomentReLU(torch.autograd.Function):
         out = (wide * cdf + (INV_SQRT_2PI * s) * bell).clamp_min(0.0)
         if slope:
             out = slope * wide + (1 - slope) * out
-        return out.to(mean.dtype)
+        return cast(out, mean.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -117,7 +126,7 @@ class _TapSum(torch.autograd.Function):
         out, taps, inner = weight.shape
         w = weight.to(dtype).contiguous()
         product = w.view(out * taps, inner) @ cov.to(dtype)
-        return (product.view(out, -1) @ w.view(out, -1).T).to(cov.dtype)
+        return cast(product.view(out, -1) @ w.view(out, -1).T, cov.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
