@@ -81,14 +81,14 @@ class WithRadius:
 class RadiusWeights:
     """One weight an image, from its estimated radius averaged over epochs.
 
-    r ← momentum · r + (1 − momentum) · radius each time an image is seen, and with m the mean of r
-    over all images seen,
+    r ← momentum · r + (1 − momentum) · radius each time an image is seen, and with m the mean of
+    max(r, 0) over all images seen,
 
         weight = clip(r / m, low, high), or 0 where r < drop_below · m.
 
-    The radius is signed: negative where the label loses. Before `from_epoch`, and as long as m is
-    not positive, every weight is 1: a network that is mostly wrong must not drop what it has yet
-    to learn.
+    The radius is signed: negative where the label loses, so m is an estimated ACR. Before
+    `from_epoch`, and as long as no label wins, every weight is 1. A network that is still mostly
+    wrong would drop what it has yet to learn: begin later where images are hard.
 
     By "sampling" the weights say how often an image is drawn, see `order`. The steps of an epoch
     stay as many as they were, and those that weak and dropped images no longer take go to the
@@ -107,7 +107,7 @@ class RadiusWeights:
         >>> weights = RadiusWeights(3, from_epoch=0)
         >>> weights.update(torch.tensor([0, 1, 2]), torch.tensor([2.0, 0.4, -0.9]), epoch=0)
         >>> weights.of(torch.tensor([0, 1, 2]), epoch=0)
-        tensor([2.0000, 0.8000, 0.0000])
+        tensor([2.0000, 0.5000, 0.0000])
     """
 
     def __init__(
@@ -168,7 +168,8 @@ class RadiusWeights:
         return weights if self.by == "loss" else (weights > 0).to(r.dtype)
 
     def _weights(self, r: Tensor, everyone: Tensor) -> Tensor:
-        mean = everyone.nanmean()  # nan while nothing was seen
+        # Nan while nothing was seen; what is lost counts 0, or hard images would turn the sign.
+        mean = everyone.clamp(min=0).nanmean()
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
         return torch.where((mean > 0) & ~r.isnan(), weight, 1.0)

@@ -16,7 +16,7 @@ ALL = torch.arange(6)
 
 
 def _by_hand(radii: list[float], low: float, high: float, drop_below: float) -> list[float]:
-    mean = sum(radii) / len(radii)
+    mean = sum(max(r, 0.0) for r in radii) / len(radii)
     weights = []
     for r in radii:
         share = r / mean
@@ -41,15 +41,22 @@ def test_radii_are_averaged_over_epochs() -> None:
     assert weights.radius[[0, 2]].isnan().all()
 
 
-def test_ones_before_their_epoch_and_while_most_labels_lose() -> None:
+def test_ones_before_their_epoch_and_while_all_labels_lose() -> None:
     weights = RadiusWeights(3, from_epoch=2)
     index = torch.arange(3)
     weights.update(index, torch.tensor([1.0, 0.1, -0.5]), epoch=0)
     assert weights.of(index, epoch=1).tolist() == [1.0, 1.0, 1.0]
     assert weights.of(index, epoch=2).tolist() != [1.0, 1.0, 1.0]
     losing = RadiusWeights(3, from_epoch=0)
-    losing.update(index, torch.tensor([0.1, -0.1, -1.0]), epoch=0)
+    losing.update(index, torch.tensor([-0.1, -0.1, -1.0]), epoch=0)
     assert losing.of(index, epoch=5).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_they_act_though_most_labels_lose() -> None:
+    weights = RadiusWeights(4, from_epoch=0)
+    index = torch.arange(4)
+    weights.update(index, torch.tensor([0.4, 0.2, -0.02, -1.0]), epoch=0)
+    assert weights.of(index, epoch=0).tolist() == pytest.approx([2.0, 0.2 / 0.15, 0.1, 0.0])
 
 
 def test_unseen_images_and_infinite_radii_do_no_harm() -> None:

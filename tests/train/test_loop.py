@@ -338,7 +338,7 @@ def test_images_are_drawn_as_the_weights_say(
     assert len(second.unique()) < 1400
     # The last epoch began with the radii that the checkpoint holds.
     start = checkpoint.load_state(tmp_path / "state.pt")["weights"]["start"]
-    share = (start / start.nanmean()).clamp(0.1, 2.0).nan_to_num(1.0)
+    share = (start / start.clamp(min=0).nanmean()).clamp(0.1, 2.0).nan_to_num(1.0)
     share *= len(share) / share.sum()
     counts = third.bincount(minlength=len(share))
     assert (counts <= share.ceil()).all()
