@@ -50,6 +50,7 @@ class Depth:
     work: str  # FORWARD_ONLY or WITH_BACKWARD
     flops: int
     time: Timing
+    captured: bool = False  # run as a CUDA graph
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,34 @@ def depth(subject: Subject, names: Sequence[str], effort: Effort) -> list[Depth]
     """The covariance pass of networks of growing depth, with and without its backward, in turn;
     on a GPU as a CUDA graph, since the host's launches are not what is asked for."""
     props = {name: propagator(subject.but(model=name)) for name in names}
-    sides: dict[tuple[str, str], Callable[[], object]] = {}
-    for name, prop in props.items():
-        sides[name, FORWARD_ONLY] = no_grad(partial(sigma_pass, prop, subject))
-        sides[name, WITH_BACKWARD] = partial(sigma_pass_and_backward, prop, subject)
-    flops = {key: count_flops(side) for key, side in sides.items()}
+    works: dict[str, dict[str, Callable[[], object]]] = {
+        FORWARD_ONLY: {n: no_grad(partial(sigma_pass, prop, subject)) for n, prop in props.items()},
+        WITH_BACKWARD: {
+            n: partial(sigma_pass_and_backward, prop, subject) for n, prop in props.items()
+        },
+    }
+    flops = {(w, n): count_flops(side) for w, sides in works.items() for n, side in sides.items()}
+    captured = dict.fromkeys(works, False)
     if subject.device.type == "cuda":
-        sides = {key: capture(side) for key, side in sides.items()}
-    named = {"/".join(key): side for key, side in sides.items()}
+        for work, sides in works.items():
+            works[work], captured[work] = as_graphs(sides)
+    named = {f"{n}/{work}": side for work, sides in works.items() for n, side in sides.items()}
     times = interleaved(named, subject.device, effort)
     return [
-        Depth(name, weighted(props[name]), work, flops[name, work], times[f"{name}/{work}"])
-        for work in (FORWARD_ONLY, WITH_BACKWARD)
-        for name in names
+        Depth(n, weighted(props[n]), work, flops[work, n], times[f"{n}/{work}"], captured[work])
+        for work in works
+        for n in names
     ]
+
+
+def as_graphs(
+    sides: dict[str, Callable[[], object]],
+) -> tuple[dict[str, Callable[[], object]], bool]:
+    """All as CUDA graphs, or all as they are where one cannot be: a line is through one kind."""
+    try:
+        return {name: capture(side) for name, side in sides.items()}, True
+    except RuntimeError:
+        return sides, False
 
 
 def sigma_pass(prop: Propagator, subject: Subject) -> Tensor:
@@ -135,7 +150,9 @@ def sigma_pass_and_backward(prop: Propagator, subject: Subject) -> None:
     """The covariance pass and the gradient of the output's trace in every weight."""
     # Not .backward(): what adds to .grad may belong to another stream, which a capture forbids.
     weights = [weight for weight in prop.parameters() if weight.requires_grad]
-    torch.autograd.grad(sigma_pass(prop, subject).trace(), weights, allow_unused=True)
+    # Nor .trace(): its backward reads a number back to the host, which a capture forbids as well.
+    trace = sigma_pass(prop, subject).diagonal().sum()
+    torch.autograd.grad(trace, weights, allow_unused=True)
 
 
 def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:

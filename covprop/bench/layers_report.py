@@ -51,6 +51,7 @@ def layers_report(
                 "model": one.model,
                 "layers": one.layers,
                 "work": one.work,
+                "captured": one.captured,
                 "flops": one.flops,
                 "seconds": one.time.as_dict(),
             }
@@ -104,6 +105,7 @@ def _depth_table(depths: Sequence[Depth]) -> Table:
         [
             one.model,
             one.work,
+            "CUDA graph" if one.captured else "eager",
             str(one.layers),
             _ms(one.time),
             f"{1e6 * one.time.median / one.layers:.1f}",
@@ -112,8 +114,9 @@ def _depth_table(depths: Sequence[Depth]) -> Table:
         ]
         for one in depths
     ]
-    columns = ["network", "covariance pass", "layers", "ms", "µs a layer", "GFLOP", "GFLOP/s"]
-    return Table("Covariance pass by depth, in turn", columns, rows, left=2)
+    columns = ["network", "covariance pass", "run as", "layers", "ms", "µs a layer", "GFLOP"]
+    columns += ["GFLOP/s"]
+    return Table("Covariance pass by depth, in turn", columns, rows, left=3)
 
 
 Fits = dict[tuple[str, Cost], Fit]

@@ -1,6 +1,10 @@
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.bench import layers as bench
 from covprop.bench.layers import Depth, linear_fit
@@ -66,6 +70,39 @@ def test_every_pass_depth_and_layer_is_measured() -> None:
         ("forward", "layers"), ("forward", "flops"),
         ("forward and backward", "layers"), ("forward and backward", "flops"),
     ]  # fmt: skip
+
+
+class Waits(TorchDispatchMode):
+    """Fails where a GPU's result would be read back to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = ("_local_scalar_dense", "index_fill.int_Tensor", "nonzero", "equal")
+        assert not str(func).startswith(tuple(f"aten.{name}" for name in names)), func
+        return func(*args, **kwargs or {})
+
+
+def test_nothing_that_is_captured_waits_for_the_gpu() -> None:
+    prop = bench.propagator(TINY)
+    with Waits():
+        bench.sigma_pass_and_backward(prop, TINY)
+        with pytest.raises(AssertionError, match="index_fill"):
+            torch.autograd.grad(bench.sigma_pass(prop, TINY).trace(), list(prop.parameters())[:1])
+
+
+def test_what_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(work: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(bench, "capture", refuse)
+    sides: dict[str, Callable[[], object]] = {"one": int}
+    assert bench.as_graphs(sides) == (sides, False)
+
+
+@pytest.mark.gpu
+def test_every_depth_is_captured_on_a_gpu() -> None:
+    depths = bench.depth(TINY.but(device=torch.device("cuda")), bench.DEPTHS, QUICK)
+    assert len(depths) == 8
+    assert all(one.captured for one in depths)
 
 
 def test_by_layer_measures_the_propagators_own_rules() -> None:
