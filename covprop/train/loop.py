@@ -163,6 +163,7 @@ class Trainer:
             order=order,
         ):
             self._train_step(batch)
+            stop.stepped = True
             self.step += 1
             if self.step % every == 0 or self.step == self.steps:
                 self._report(stop)

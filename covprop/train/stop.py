@@ -18,10 +18,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Within this context Ctrl-C and SIGTERM only leave a note; a second Ctrl-C acts at once."""
+    """Within this context Ctrl-C and SIGTERM only leave a note; a second one acts at once.
+
+    So does a SIGTERM before the first step is `stepped`: there is nothing to keep yet, and the
+    compiler's processes, which are asked to go as well, may leave that step waiting for ever.
+    """
 
     def __init__(self) -> None:
         self.signum = 0
+        self.stepped = False
         self._before: dict[int, Callable[..., Any] | int | None] = {}
 
     def __enter__(self) -> StopRequest:
@@ -33,6 +38,8 @@ class StopRequest:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
+        if signum == signal.SIGTERM and not self.stepped:
+            signal.raise_signal(signum)
 
     def __exit__(
         self,

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -14,6 +16,7 @@ def test_the_first_signal_is_noted_and_handlers_come_back(signum: int) -> None:
     before = signal.getsignal(signum)
     with StopRequest() as stop:
         assert stop.signum == 0
+        stop.stepped = True
         os.kill(os.getpid(), signum)
         assert stop.signum == signum
     assert signal.getsignal(signum) is before
@@ -25,6 +28,24 @@ def test_the_second_ctrl_c_acts_at_once() -> None:
         assert stop.signum == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_sigterm_acts_at_once_while_no_step_is_done(stepped: bool) -> None:
+    """Whether the first step ends is not known then: what it waits for may be gone."""
+    script = f"""
+import os, signal
+from covprop.train.stop import StopRequest
+with StopRequest() as stop:
+    stop.stepped = {stepped}
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("noted", stop.signum == signal.SIGTERM, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("never", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout == ("noted True\n" if stepped else "")
 
 
 def test_threads_that_may_not_catch_signals_can_train() -> None:
