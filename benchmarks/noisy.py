@@ -244,9 +244,17 @@ def tell_machine(options: argparse.Namespace) -> None:
     write(path, (json.dumps(found, indent=2) + "\n").encode())
 
 
+def stop(*_: object) -> None:
+    """On SIGTERM: at once. What is finished lies in the archive, what is not in checkpoints."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(128 + signal.SIGTERM)
+
+
 def main() -> None:
     began = time.time()
     options = arguments()
+    signal.signal(signal.SIGTERM, stop)
     prefix = f"noisy/{options.dataset}/"
     known = [n.removeprefix(prefix).removesuffix("-pair-0.45") for n in shipped() if prefix in n]
     ordered = [m for m in MAIN if m in known] + [m for m in known if m not in MAIN]

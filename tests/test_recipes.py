@@ -92,8 +92,10 @@ def test_the_grid_of_noisy_labels() -> None:
             *("largest", "smallest")
         }
         for recipe in grid[1:]:
-            for part in ("data", "labels", "model", "noise", "train"):
+            for part in ("data", "labels", "model", "train"):
                 assert getattr(recipe, part) == getattr(grid[0], part)
+            layered = recipe.method.get("layer", 0) > 0
+            assert recipe.noise.sigma == (0.02 if layered else grid[0].noise.sigma)
     train = load("noisy/cifar10/coteaching-pair-0.45").train
     assert (train.epochs, train.decay_from, train.lr, train.late_beta1) == (200, 80, 0.001, 0.1)
     assert load("noisy/cifar100/plain-pair-0.45").train.decay_from == 100
