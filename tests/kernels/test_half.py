@@ -7,6 +7,7 @@ from scipy import stats
 from torch import Tensor
 
 from covprop.kernels import half, moment_relu, moment_relu_beside
+from covprop.layers import per_channel
 
 Z = np.linspace(-9.0, 30.0, 20001)
 CDF, PDF = stats.norm.cdf(Z), stats.norm.pdf(Z)
@@ -68,27 +69,53 @@ def exact(mean: Tensor, std: Tensor, grad: Tensor, beside: Tensor) -> tuple[Tens
     return out.detach(), *gradients
 
 
+def from_output(out: Tensor, std: Tensor, grad: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients by the formula in float64, from the output as it was rounded."""
+    cdf, density = half.slopes(out.double(), per_channel(std.double(), out))
+    by_std = (grad.double() * density).sum([0, *range(2, out.ndim)])
+    return grad.double() * cdf + beside.double(), by_std
+
+
+def error(ours: Tensor, truth: Tensor) -> float:
+    return float((ours.double() - truth).norm() / truth.norm())
+
+
+def check(ours: tuple[Tensor, ...], mean: Tensor, std: Tensor, *gradients: Tensor) -> None:
+    """Output, gradient of the mean and gradient of std, as ‖ours − float64‖/‖float64‖.
+
+    The first two are rounded to bfloat16 in the end. The last is not: it is the formula's to
+    float32's rounding, and the truth's as far as φ can be read off a rounded output, which takes
+    many numbers: of a few the errors do not average out.
+    """
+    assert all(torch.isfinite(value).all() for value in ours)
+    by_mean, by_std = from_output(ours[0], std, *gradients)
+    assert error(ours[1], by_mean) < 3e-3
+    assert error(ours[2], by_std) < 1e-4
+    truths = exact(mean, std, *gradients)
+    assert error(ours[0], truths[0]) < 3e-3
+    assert error(ours[1], truths[1]) < 3e-3
+    if mean.numel() > 500:
+        assert error(ours[2], truths[2]) < 6e-3
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (33, 8, 9, 7)], ids=str)
 @pytest.mark.parametrize("again", [False, True])
-def test_gradients_by_the_formula(again: bool) -> None:
+def test_gradients_by_the_formula(again: bool, shape: tuple[int, ...]) -> None:
     """The same bounds as on a GPU, by the reference that runs where there is none."""
-    mean = torch.randn(33, 8, 9, 7).bfloat16()
-    std = torch.rand(8) + 0.01
+    mean = torch.randn(shape).bfloat16()
+    std = torch.rand(shape[1]) + 0.01
     grad, beside = torch.randn_like(mean), torch.randn_like(mean) * again
     a, b = mean.clone().requires_grad_(), std.clone().requires_grad_()
     out, same = half.half_relu(a, b, half.inverse_of(std), again)
     assert (same is a) != again
     ours = (out.detach(), *torch.autograd.grad([out, same * 1.0], (a, b), [grad, beside]))
-    truths = exact(mean, std, grad, beside)
-    for value, truth, bound in zip(ours, truths, (3e-3, 3e-3, 6e-3), strict=True):
-        assert float((value.double() - truth).norm() / truth.norm()) < bound
+    check(ours, mean, std, grad, beside)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(3, 5), (4, 7, 6, 5), (1, 130, 3, 3), (33, 64, 9, 7)], ids=str)
 @pytest.mark.parametrize("layout", ["channels last", "channels first"])
 def test_on_a_gpu_equals_float64(shape: tuple[int, ...], layout: str) -> None:
-    """‖ours − float64‖/‖float64‖: below 3e-3, the rounding of bfloat16; for the gradient of std,
-    which reads φ off an output so rounded, below 6e-3."""
     mean = torch.randn(shape, device="cuda").bfloat16()
     if len(shape) == 4 and layout == "channels last":
         mean = mean.contiguous(memory_format=torch.channels_last)
@@ -99,7 +126,4 @@ def test_on_a_gpu_equals_float64(shape: tuple[int, ...], layout: str) -> None:
     out, same = moment_relu_beside(a, b)
     ours = (out.detach(), *torch.autograd.grad([out, same], (a, b), [grad, beside]))
     assert half.takes(mean, std)
-    truths = exact(mean, std, grad, beside)
-    for value, truth, bound in zip(ours, truths, (3e-3, 3e-3, 6e-3), strict=True):
-        assert torch.isfinite(value).all()
-        assert float((value.double() - truth).norm() / truth.norm()) < bound
+    check(ours, mean, std, grad, beside)
