@@ -7,6 +7,7 @@ A wave is a TOML file of jobs. Keys above the first [[job]] are defaults of all 
     epochs = 20                    # or a list: a run of each length; the recipe's phases scale
     seeds = [0]
     certify = "--n 10000 --bf16"   # words for `covprop certify`; "" certifies nothing
+    also = { fixed = "--n 100000" }   # more logs, RUN/certify_fixed.tsv, once asked for by --also
     estimate = ["shared"]          # estimators for `covprop estimate` on the same images
     seconds = 0.7                  # a guess: an epoch with the machine to itself
     certify_seconds = 12           # a guess: certification and estimates, likewise
@@ -45,7 +46,7 @@ from covprop.train import load, train
 
 KEYS = (
     *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
-    *("folder", "repeat"),
+    *("also", "folder", "repeat"),
 )
 PHASES = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
 """Options that are numbers of epochs, besides the trainer's own."""
@@ -66,6 +67,7 @@ class Job:
     certify_seconds: float
     data_folder: str = ""
     repeat: int = 1
+    also: tuple[tuple[str, str], ...] = ()
 
     @property
     def folder(self) -> str:
@@ -95,6 +97,14 @@ class Job:
                 words += ["--estimator", name]
             commands.append(words)
         return commands
+
+    def also_commands(self, run: Path, data: Path | None) -> list[list[str]]:
+        """Command lines that certify the finished run in further ways."""
+        where = ["--data", str(data)] if data else []
+        return [
+            ["certify", str(run), *where, *shlex.split(words), "--out", f"{run}/certify_{name}.tsv"]
+            for name, words in self.also
+        ]
 
 
 def read_wave(path: Path, more: Sequence[str] = ()) -> list[Job]:
@@ -152,6 +162,7 @@ def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
                     certify_seconds=float(options.get("certify_seconds", 0.0)),
                     data_folder=options.get("folder", ""),
                     repeat=options.get("repeat", 1),
+                    also=tuple(options.get("also", {}).items()),
                 )
             )
     return jobs
@@ -184,7 +195,7 @@ def at_length(recipe: str, epochs: int | None) -> list[str]:
 def _same_images(certify: Sequence[str]) -> list[str]:
     """The words that choose images, so that estimates are for those that were certified."""
     words: list[str] = []
-    for option in ("--skip", "--max", "--device"):
+    for option in ("--split", "--skip", "--max", "--device"):
         if option in certify:
             at = certify.index(option)
             words += certify[at : at + 2]
@@ -235,7 +246,7 @@ def total_alone(jobs: Sequence[Job]) -> float:
     return math.fsum(job.alone for job in jobs)
 
 
-TIMED_EPOCHS = 4
+TIMED_EPOCHS = 3
 SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
 """What does not change the price of an epoch in which every part of a method is at work."""
 

@@ -5,20 +5,24 @@
     python benchmarks/results.py benchmarks/waves/smoke.toml --slots 2
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --list
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --alone --data DATA
+    python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --also --data DATA
 
 Each job is `covprop train`, `covprop certify` and `covprop estimate` into RUNS/WAVE/JOB-seedN, with
 run.json saying how (commands, seconds, machine, versions, commit) and job.log what was printed. No
-job is started that would not end before the limit; one that runs into it is stopped, and the same
-command goes on. Jobs finished here or under results/WAVE are not run again; one that failed is
-kept as a failure (--again tries it once more). The archive holds all of the finished jobs but their
-weights: unpack it in results/. `--alone` times the epochs of one job after the other, since seconds
-of runs side by side are not comparable, and puts WAVE/timing.tsv into the archive.
+job is started that would not end before the limit, unless `--go-on` says that another call follows
+on this machine; one that runs into the limit is stopped, and the same command goes on. Jobs
+finished here or under results/WAVE are not run again; one that failed is kept as a failure (--again
+tries it once more). The archive holds all of the finished jobs but their weights: unpack it in
+results/. `--alone` times the epochs of one job after the other, since seconds of runs side by side
+are not comparable, and puts WAVE/timing.tsv into the archive. `--also` certifies finished runs,
+whose weights are still here, in the further ways that the wave names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -26,7 +30,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -40,6 +44,8 @@ from covprop.train.checkpoint import write
 LEFT_OUT = (".safetensors", ".pt", ".lock")
 GRACE = 20.0
 """Seconds that a run gets to write its checkpoint when it is stopped."""
+SHORT = 60.0
+"""With less time than this nothing is started."""
 
 
 def arguments() -> argparse.Namespace:
@@ -56,7 +62,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="JOB", help="only jobs of these names")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every job")
     parser.add_argument("--again", action="store_true", help="retry jobs that failed")
+    parser.add_argument("--go-on", action="store_true", help="start also what ends in a later call")
     parser.add_argument("--alone", action="store_true", help="time epochs, one run after another")
+    parser.add_argument("--also", action="store_true", help="certify finished runs further")
     parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
     return parser.parse_args()
 
@@ -85,7 +93,9 @@ class Running:
         assert self.process is not None
         code = self.process.poll()
         if code is not None:
-            verb = self.commands.pop(0)[0]
+            verb, *words = self.commands.pop(0)
+            if "--out" in words and verb == "certify":
+                verb = Path(words[-1]).stem  # one of several
             self.seconds[verb] = round(time.monotonic() - self.step_began, 2)
         return code
 
@@ -98,6 +108,8 @@ class Wave:
         self.folder = options.runs / self.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.waiting = [job for job in jobs if self._wanted(job)]
+        if options.also:  # each goes on in the next call where it does not end in this one
+            self.waiting = [replace(job, epochs=0, certify_seconds=0.0) for job in self.waiting]
         self.running: list[Running] = []
         self.pace = Pace(options.startup, options.slots)
         self.facts = facts()
@@ -108,6 +120,8 @@ class Wave:
         self.environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
 
     def _wanted(self, job: Job) -> bool:
+        if self.options.also:
+            return bool(job.also) and (self.folder / job.folder / "model.safetensors").exists()
         for folder in (self.folder, Path("results") / self.name):
             file = folder / job.folder / "run.json"
             if file.exists():
@@ -130,7 +144,8 @@ class Wave:
                 self._stop()
                 break
             while len(self.running) < self.options.slots:
-                place = self.pace.choose(self.waiting, len(self.running), left - GRACE)
+                enough = math.inf if self.options.go_on and left > SHORT else left - GRACE
+                place = self.pace.choose(self.waiting, len(self.running), enough)
                 if place is None:
                     break
                 self._start(self.waiting.pop(place))
@@ -150,7 +165,7 @@ class Wave:
         if job.data_folder:
             data = self.folder / "data"
             repeated(self.options.data / job.data_folder, data / job.data_folder, job.repeat)
-        commands = job.commands(folder, data)
+        commands = (job.also_commands if self.options.also else job.commands)(folder, data)
         one = Running(job, folder, commands, (folder / "job.log").open("ab"))
         one.start(self.environment)
         self.running.append(one)
@@ -166,11 +181,13 @@ class Wave:
         self.running.remove(one)
         one.log.close()
         wall = time.monotonic() - one.began
-        if code == 0:
+        if code == 0 and not self.options.also:
             self.pace.finished(one.job, wall)
         self._record(one, "done" if code == 0 else "failed", wall)
         said = (one.folder / "job.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        shown = next((line for line in said if "ACR" in line), (said or ["no output"])[-1])
+        shown = next(
+            (line for line in reversed(said) if "ACR" in line), (said or ["no output"])[-1]
+        )
         say(f"{one.job.folder}: {'' if code == 0 else 'FAILED, '}{shown} ({wall:.0f} s)")
         self.archive()
 
@@ -185,12 +202,19 @@ class Wave:
             "side_by_side": self.options.slots,
             **self.facts,
         }
+        if self.options.also:  # what was done before stands as it was
+            before = json.loads((one.folder / "run.json").read_text(encoding="utf-8"))
+            new = [words for words in record["commands"] if words not in before["commands"]]
+            before["commands"] += new
+            before["seconds_by_command"] |= one.seconds
+            record = before
         write(one.folder / "run.json", (json.dumps(record, indent=1) + "\n").encode())
 
     def _public(self, job: Job) -> list[list[str]]:
         """The commands as anyone would give them, without this machine's folders."""
         data = Path("DATA") if self.options.data else None
-        return job.commands(Path("runs") / self.name / job.folder, data)
+        run = Path("runs") / self.name / job.folder
+        return (job.also_commands if self.options.also else job.commands)(run, data)
 
     def _stop(self) -> None:
         """Every run writes a checkpoint and ends; the same command goes on from there."""

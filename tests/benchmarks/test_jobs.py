@@ -25,7 +25,8 @@ def test_a_wave_becomes_jobs(tmp_path: Path) -> None:
         """
         recipe = "digits/gaussian-0.25"
         set = ["train.lr=0.1"]
-        certify = "--n 1000 --max 20 --skip 3 --bf16"
+        certify = "--n 1000 --max 20 --skip 3 --bf16 --split holdout"
+        also = { fixed = "--n 2000" }
         estimate = ["shared"]
         seconds = 2
         certify_seconds = 7
@@ -53,8 +54,14 @@ def test_a_wave_becomes_jobs(tmp_path: Path) -> None:
     train, certify, estimate = made[1].commands(Path("run"), Path("DATA"))
     assert train[:4] == ["train", "digits/gaussian-0.25", "--out", "run"]
     assert certify[:4] == ["certify", "run", "--data", "DATA"]
-    assert set(certify[4:]) == {"--n", "1000", "--max", "20", "--skip", "3", "--bf16"}
-    assert estimate[4:] == ["--skip", "3", "--max", "20", "--estimator", "shared"]
+    assert set(certify[4:]) == {
+        *("--n", "1000", "--max", "20", "--skip", "3", "--bf16", "--split", "holdout")
+    }
+    assert made[1].also_commands(Path("run"), None) == [
+        ["certify", "run", "--n", "2000", "--out", "run/certify_fixed.tsv"]
+    ]
+    same = ["--split", "holdout", "--skip", "3", "--max", "20"]
+    assert estimate[4:] == [*same, "--estimator", "shared"]
     assert [words[0] for words in made[2].commands(Path("run"), None)] == ["train", "estimate"]
 
 
