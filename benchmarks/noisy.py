@@ -49,6 +49,8 @@ KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 TIMED_STEPS = 64
 EVALUATED = 1.15
 """What an epoch takes with its evaluation and checkpoint, of what its steps take."""
+JUDGED = 30
+"""Seconds after the end within which a run that was trained is judged, or is lost."""
 RUNS_A_PROCESS = 6
 """Then a fresh one, so that a GPU error cannot spoil all that follow."""
 
@@ -203,7 +205,14 @@ def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=RUNS_A_PROCESS) as pool:
-        for line in pool.imap_unordered(work, jobs):
+        lines = pool.imap_unordered(work, jobs)
+        for job in jobs:
+            left = None if job.end == float("inf") else max(0, job.end + JUDGED - time.time())
+            try:
+                line = lines.next(left)
+            except multiprocessing.TimeoutError:
+                print("A process died with its run; the same command goes on with it.", flush=True)
+                break
             print(f"{time.time() - began:5.0f} s  {line}", flush=True)
             conclude(options)
 
