@@ -196,6 +196,7 @@ def log(wave: str) -> str:
 def tried(facts: dict[str, Any]) -> list[str]:
     """The recipe and what was changed in it, apart from its length and seed."""
     usual = ("train.seed=", "train.epochs=", "method.from_epoch=", "train.milestones=")
+    usual += ("data.holdout=",)
     changes = [change for change in facts["set"] if not change.startswith(usual)]
     return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
 
