@@ -1,18 +1,15 @@
-"""What one pass of certification costs by batch size, streams and compiler, and where time goes.
+"""What one pass of certification costs by way and batch size on this GPU, and where time goes.
 
     python benchmarks/certify.py --profile
-    python benchmarks/certify.py --cases searched:2112 searched:4224
+    python benchmarks/certify.py --cases fused:1024 fused:8448
 
-A case is a way, a batch size, and how many parts of it run side by side (`fused:4224x2`):
+A case is a way and a batch size; whole processors' worth of images (2112 = 16 for each of an
+H200's 132) leave none of them idle at the end of a layer. Ways:
 
     replayed   layer by layer in a CUDA graph
-    folded     the same, with norms, sums and ReLUs in the kernels of convolutions
     compiled   compiled, batch norms as a factor and a shift
-    halves     compiled, with norm and ReLU in the kernel of the convolution before them
-    sums       and sums before a ReLU
-    fused      and the first layer, of few channels, in a kernel of our own: `covprop.certify`
-    searched   the same; of the kernels of cuDNN all are tried, not ten (in a process of its own:
-               what was found for a shape is kept)
+    fused      compiled, with norms, sums and ReLUs in the kernels of convolutions and the first
+               layer, of few channels, in a kernel of our own: what `covprop.certify` compiles
 
 `covprop bench certify` measures whole certificates; this finds the pass they should be made of.
 A pass is noise, network, argmax and counts, in bfloat16 on a GPU, replayed as a CUDA graph.
@@ -36,22 +33,12 @@ from covprop.certify.engine import Engine, Job, _in_dtype
 from covprop.certify.fold import folded
 from covprop.certify.noise import block_size
 
-FOLDED = {
-    "halves": {"sums": False, "first": False},
-    "sums": {"first": False},
-    "fused": {},
-    "searched": {},
-    "folded": {},
-}
-WAYS = ("replayed", "compiled", *FOLDED)
-CASES = (
-    "fused:2112", "fused:4224", "fused:4224x2", "sums:2112", "halves:2112", "compiled:2112",
-    "replayed:2112", "folded:2112",
-)  # fmt: skip
+WAYS = ("replayed", "compiled", "fused")
+CASES = ("fused:2112", "fused:1056", "fused:4224", "compiled:2112", "replayed:2112")
 SIGMA = 0.25
 
 
-def engine_of(subject: Subject, way: str, batch: int, streams: int) -> Engine:
+def engine_of(subject: Subject, way: str, batch: int) -> Engine:
     """An engine whose pass is as asked, with an image in every slot and jobs that count."""
     model, device = with_statistics(subject.build()).eval(), subject.device
     block = block_size(subject.image_shape)
@@ -67,15 +54,13 @@ def engine_of(subject: Subject, way: str, batch: int, streams: int) -> Engine:
         device=device,
         dtype=torch.bfloat16 if on_gpu else None,
         channels_last=on_gpu,
-        streams=streams,
     )
     if way != "replayed":
         change(engine, way, model)
     if on_gpu:
         torch.compiler.reset()
-        if way not in ("replayed", "folded"):
+        if way != "replayed":
             engine.network = torch.compile(engine.network, dynamic=False)
-        torch.backends.cudnn.benchmark_limit = 0 if way == "searched" else 10
         engine._capture()
     for slot, image in enumerate(subject.batch(4)[0]):
         engine.load(slot, image, slot)
@@ -104,7 +89,7 @@ def change(engine: Engine, way: str, model: nn.Module) -> None:
     if way == "compiled":
         engine.model = affine(engine.model)
     else:
-        engine.model = _in_dtype(folded(model, noisy, **FOLDED[way]), engine.dtype, engine.layout)
+        engine.model = _in_dtype(folded(model, noisy), engine.dtype, engine.layout)
     errors = [(logits - exact).norm() / exact.norm() for logits in (before, engine._network(noisy))]
     print(f"{way}: error of the logits {errors[1]:.1e}, before {errors[0]:.1e}")
 
@@ -143,12 +128,11 @@ def profile(engine: Engine, passes: int = 3, rows: int = 30) -> str:
     return "\n".join(lines)
 
 
-def parse(case: str) -> tuple[str, int, int]:
-    way, _, size = case.partition(":")
-    batch, _, streams = size.partition("x")
-    if way not in WAYS or not batch.isdigit() or not (streams or "1").isdigit():
-        raise argparse.ArgumentTypeError(f"{case} is no case; fused:4224x2 is one")
-    return way, int(batch), int(streams or 1)
+def parse(case: str) -> tuple[str, int]:
+    way, _, batch = case.partition(":")
+    if way not in WAYS or not batch.isdigit():
+        raise argparse.ArgumentTypeError(f"{case} is no case; fused:4224 is one")
+    return way, int(batch)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -175,17 +159,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ceiling = 2 * options.product**3 / found["product"].low
     print(f"{subject.name}: {flops / 1e9:.3f} GFLOP a sample, ceiling {ceiling / 1e12:.0f} TFLOP/s")
     best: tuple[float, Engine] | None = None
-    for way, batch, streams in options.cases:
+    for way, batch in options.cases:
         start = time.monotonic()
         if start - begin > options.seconds:
-            print(f"no time for {way}:{batch}x{streams}")
+            print(f"no time for {way}:{batch}")
             continue
-        engine = engine_of(subject, way, batch, streams)
+        engine = engine_of(subject, way, batch)
         setup = time.monotonic() - start
         each = interleaved({"pass": engine.run}, device, effort)["pass"].median
         each /= engine.width * engine.block
         print(
-            f"{way:9s} batch {engine.width * engine.block:5d}, {engine.parts} at once: "
+            f"{way:9s} batch {engine.width * engine.block:5d}: "
             f"{1e6 * each:7.3f} µs a sample, {100 * flops / each / ceiling:5.1f} % of the ceiling; "
             f"set-up {setup:.1f} s, {time.monotonic() - begin:.0f} s in all",
             flush=True,

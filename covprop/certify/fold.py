@@ -87,10 +87,8 @@ class _Tracer(fx.Tracer):
 
 
 @torch.no_grad()
-def folded(model: Model, sample: Tensor, *, sums: bool = True, first: bool = True) -> Model:
+def folded(model: Model, sample: Tensor) -> Model:
     """A copy of a module with fewer steps; `sample` is a batch like those it will be given.
-
-    `sums` and `first` say whether sums and the layer of few channels take part.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     >>> x = torch.rand(2, 3, 8, 8)
@@ -104,7 +102,7 @@ def folded(model: Model, sample: Tensor, *, sums: bool = True, first: bool = Tru
     try:
         traced = fx.GraphModule(plain, _Tracer().trace(plain))
         expected = ShapeProp(traced).propagate(sample)
-        _Folding(traced, sums=sums, first=first).run()
+        _Folding(traced).run()
         error = (traced(sample) - expected).norm() / expected.norm()
     except Exception:  # whatever code of others does when it is traced
         return plain
@@ -114,9 +112,8 @@ def folded(model: Model, sample: Tensor, *, sums: bool = True, first: bool = Tru
 class _Folding:
     """Replaces nodes of a traced network, in place."""
 
-    def __init__(self, traced: fx.GraphModule, *, sums: bool, first: bool) -> None:
+    def __init__(self, traced: fx.GraphModule) -> None:
         self.traced, self.graph = traced, traced.graph
-        self.sums, self.first = sums, first
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -124,7 +121,7 @@ class _Folding:
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
         for node in list(self.graph.nodes):
-            if self.first and len(node.users) > 1 and self._is_first(node):
+            if len(node.users) > 1 and self._is_first(node):
                 self._write_twice(node)
         for node in list(self.graph.nodes):
             if self._is_relu(node):
@@ -171,7 +168,7 @@ class _Folding:
         for one, other in (total.args, total.args[::-1]):
             chain = self._chain(one)
             alike = _shape(one) == _shape(other)
-            if self.sums and self._fuses(chain) and alike and _once(total, *outer):
+            if self._fuses(chain) and alike and _once(total, *outer):
                 break
         else:
             return
@@ -206,7 +203,7 @@ class _Folding:
 
     def _fuses(self, chain: list[Node]) -> bool:
         """Whether there is a convolution that does more than its own work in one kernel."""
-        if not chain or (self.first and self._is_first(chain[0])):
+        if not chain or self._is_first(chain[0]):
             return bool(chain)
         conv = self._conv(chain[0])
         return conv.groups == 1 and conv.in_channels % EVEN == conv.out_channels % EVEN == 0

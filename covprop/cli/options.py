@@ -41,7 +41,7 @@ Compiled = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="Compile the fast passes (half a minute, then faster).",
+        help="Compile the fast passes (some ten seconds, then faster).",
         show_default="where the work is long enough",
     ),
 ]

@@ -195,20 +195,6 @@ def test_a_pass_counts_the_samples_it_was_told_to() -> None:
     assert engine.collect()[0].sum() == 5
 
 
-def test_parts_side_by_side_count_the_same() -> None:
-    x = images(3)
-    counts = []
-    for streams in (1, 2, 4):
-        engine = make(network().eval(), width=4, streams=streams)
-        assert engine.parts == streams
-        for slot in range(3):
-            engine.load(slot, x[slot], slot)
-        engine.submit([Job(0, 0, 8), Job(1, 0, 8), Job(2, 8, 3), Job(2, 0, 8)])
-        counts.append(engine.collect()[0].tolist())
-    assert counts[0] == counts[1] == counts[2]
-    assert make(network(), width=3, streams=2).parts == 1
-
-
 @pytest.mark.parametrize(("waits", "warned"), [(False, False), (True, True)])
 def test_a_pass_is_recorded_or_runs_as_it_is(
     monkeypatch: pytest.MonkeyPatch, waits: bool, warned: bool
@@ -393,28 +379,6 @@ def test_fast_equals_plain_up_to_rounding(
     worst = (plain.count - fast.count)[same_n].abs().max().item()
     print(f"largest difference of counts in 20,000 samples: {worst}")
     assert worst <= limit
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("compiled", [False, True])
-def test_two_streams_in_a_graph(compiled: bool) -> None:
-    counts = []
-    for streams in (1, 2):
-        engine = Engine(
-            network().cuda().eval(), SHAPE, sigma=SIGMA, classes=3, block=256, width=16, slots=4,
-            device=torch.device("cuda"), streams=streams,
-        )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", message="sampling goes on without")
-            engine.speed_up(0, compiling=compiled)
-        engine.load(1, images(1)[0].cuda(), 3)
-        for turn in range(20):
-            engine.submit([Job(1, 4096 * turn + 256 * j, 256) for j in range(16)])
-            seen, _ = engine.collect()
-        assert seen[1].sum() == 81_920
-        counts.append(torch.from_numpy(seen[1]))
-    assert (counts[0] - counts[1]).abs().max() <= 80  # a thousandth, as above
 
 
 @pytest.mark.gpu
