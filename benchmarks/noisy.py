@@ -8,7 +8,8 @@ Runs OUT/METHOD-seedN as `covprop noisy` does, so a run that was stopped goes on
 a finished one is kept; then writes OUT/README.md and OUT/curves.png from what is finished. Seconds
 of runs side by side are not comparable: `--timing` first takes every method alone through a few
 dozen steps and writes OUT/timing.tsv. The archive holds all of this but weights, labels and
-suspects: unpack it in results/noisy/. $COVPROP_COMMIT tells the commit where there is no git.
+suspects: unpack it in results/noisy/. Where all runs are finished, the page is written anew from
+their files. $COVPROP_COMMIT tells the commit where there is no git.
 
 `--set train.compile=true` is worth it for some dozens of epochs: a process compiles a method once
 for all its seeds, and the others find most of it in the compiler's cache on the disk.
@@ -28,7 +29,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -242,15 +243,30 @@ def conclude(options: argparse.Namespace) -> None:
     write(options.archive, content.getvalue())
 
 
-def tell_machine(options: argparse.Namespace) -> None:
-    """machine.json: where, with what, and by which command; as it was when the grid began."""
+def tell_machine(options: argparse.Namespace, jobs: list[Job], facts: machine.Facts) -> None:
+    """machine.json: where, with what, and by which command; under `later`, what went on with it."""
     path = options.out / "machine.json"
-    if path.exists():
+    if path.exists() and not jobs:
         return
-    found = machine.facts(machine.choose_device("auto"))
-    found["command"] = shlex.join(["python", "benchmarks/noisy.py", *sys.argv[1:]])
+    found: dict[str, Any] = dict(facts)
+    found["command"] = said_without_paths(sys.argv[1:])
     found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
+    if path.exists():
+        first = json.loads(path.read_text(encoding="utf-8"))
+        kept = {key: found[key] for key in ("device", "commit", "date", "command")}
+        kept["runs"] = [job.out.name for job in jobs]
+        found = first | {"later": [*first.get("later", []), kept]}
     write(path, (json.dumps(found, indent=2) + "\n").encode())
+
+
+def said_without_paths(words: list[str]) -> str:
+    """The command, with DATA for the folder after --data and so on: it is published."""
+    before = ["", *words]
+    said = [
+        name.removeprefix("--").upper() if name in ("--data", "--out", "--archive") else word
+        for name, word in zip(before, words, strict=False)
+    ]
+    return shlex.join(["python", "benchmarks/noisy.py", *said])
 
 
 def stop(*_: object) -> None:
@@ -271,7 +287,7 @@ def main() -> None:
     if unknown := set(methods) - set(known):
         sys.exit(f"{', '.join(sorted(unknown))}: choose among {', '.join(known) or 'no recipes'}.")
     options.out.mkdir(parents=True, exist_ok=True)
-    tell_machine(options)
+    facts = machine.facts(machine.choose_device("auto"))  # before anything of ours is a load
     if options.timing and not (options.out / "timing.tsv").exists():
         measure_alone(options, methods)
     pairs = grid(options, methods)
@@ -283,7 +299,9 @@ def main() -> None:
         options.epochs = fitting(options.seconds, pairs, timing, longest)
         print(f"{options.epochs} epochs", flush=True)
     end = began + 60 * options.minutes if options.minutes else float("inf")
-    run_all(options, planned(options, pairs, end), began)
+    jobs = planned(options, pairs, end)
+    tell_machine(options, jobs, facts)
+    run_all(options, jobs, began)
     conclude(options)
     page = options.out / "README.md"
     print(page.read_text(encoding="utf-8") if page.exists() else "No run is finished yet.")

@@ -159,7 +159,7 @@ def page(
 ```console
 {machine["command"]}
 ```
-
+{"".join(map(_went_on, machine.get("later", [])))}
 Network {models}; {", ".join(map(str, epochs))} epochs. Test accuracy is the mean over the last
 {min(LAST, *epochs)} epochs; ± is over the seeds, or over these epochs where there is one seed.
 Label precision is the share of right labels among those learned from in the last epoch. *paper* is
@@ -167,6 +167,17 @@ what the paper reports, for 200 epochs or its own schedule.
 
 {table(entries, timing)}
 ![Test accuracy and label precision by epoch](curves.png)
+"""
+
+
+def _went_on(later: Mapping[str, Any]) -> str:
+    made = f"{later['device']}, commit {later['commit'] or 'unknown'}, {later['date']}"
+    return f"""
+Then, {made}, {", ".join(later["runs"])}:
+
+```console
+{later["command"]}
+```
 """
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
+from covprop.bench import machine
 from covprop.train import load, shipped
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "noisy.py"
@@ -51,13 +53,29 @@ def test_the_archive_has_no_weights(tmp_path: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary | {"epochs": 1, "suspects": {}}))
     (run / "state.pt").write_bytes(b"large")
     options = argparse.Namespace(dataset="digits", out=out, archive=tmp_path / "a.tar.gz")
-    noisy.tell_machine(options)
+    noisy.tell_machine(options, [], machine.facts(torch.device("cpu")))
     noisy.conclude(options)
     with tarfile.open(options.archive) as archive:
         names = {name.removeprefix("digits-pair-0.45/") for name in archive.getnames()}
     kept = {f"plain-seed0/{name}" for name in ("config.toml", "metrics.jsonl", "summary.json")}
     assert names == {"README.md", "curves.png", "machine.json"} | kept
     assert "| plain | 1 | 0.500 ± 0.000 | 1 | 0.600 |" in (out / "README.md").read_text()
+
+
+def test_commands_that_went_on_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = argparse.Namespace(out=tmp_path)
+    job = noisy.Job("r", [], tmp_path / "plain-seed1", None, 0.0)
+    words = ["digits", "--out", "/home/me/o", "--data", "d", "--archive", "a.tgz", "--jobs", "2"]
+    monkeypatch.setattr("sys.argv", ["noisy.py", *words])
+    facts = machine.facts(torch.device("cpu"))
+    for commit, jobs in (("one", [job]), ("two", []), ("three", [job])):
+        monkeypatch.setenv("COVPROP_COMMIT", commit)
+        noisy.tell_machine(options, jobs, facts)
+    found = json.loads((tmp_path / "machine.json").read_text())
+    said = "python benchmarks/noisy.py digits --out OUT --data DATA --archive ARCHIVE --jobs 2"
+    assert (found["command"], found["commit"]) == (said, "one")
+    (later,) = found["later"]  # with nothing left to do only the page is written anew
+    assert (later["commit"], later["runs"]) == ("three", ["plain-seed1"])
 
 
 def test_epochs_that_fit() -> None:

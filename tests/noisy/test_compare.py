@@ -49,6 +49,9 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert "H, torch 2, Python 3, commit c, d:" in page
     assert "Network cnn9; 3, 4 epochs." in page
     assert compare.table(entries, timing) in page
+    later = {"device": "H2", "commit": "c2", "date": "d2", "command": "on", "runs": ["a", "b"]}
+    page = compare.page(entries, title="T", machine=machine | {"command": "go", "later": [later]})
+    assert "Then, H2, commit c2, d2, a, b:\n\n```console\non\n```\n" in page
 
 
 def test_no_timing(tmp_path: Path) -> None:
