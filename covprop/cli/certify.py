@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from covprop.certify import Certificate
-    from covprop.certify.records import Row
+    from covprop.certify.rows import Row
 
 DELTA = 0.05
 
@@ -78,8 +78,9 @@ def certify(
 
     from covprop.certify import SampleWarning, certify_each, smooth
     from covprop.certify.bounds import sample_warning
-    from covprop.certify.records import Row
+    from covprop.certify.rows import Row
     from covprop.cli import smoothing
+    from covprop.cli.filling import fill_log
 
     radii = tuple(at_least) if at_least else None
     if sequential and delta is None and radii is None:
@@ -121,7 +122,7 @@ def certify(
             )
 
     path = out or subject.log_path("certify", level)
-    rows = smoothing.fill_log(
+    rows = fill_log(
         path, settings, Row, images, positions, device=where, evaluate=evaluate, rows=_rows
     )
     if rows is not None:
@@ -129,7 +130,7 @@ def certify(
 
 
 def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:
-    from covprop.certify.records import Row
+    from covprop.certify.rows import Row
 
     return [
         Row(

@@ -1,18 +1,20 @@
 """`covprop predict`: what the smoothed classifier says, on a data set or on image files."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from covprop.cli import options
+from covprop.errors import InvalidInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from covprop.certify import Prediction
-    from covprop.certify.records import PredictRow
+    from covprop.certify.rows import PredictRow
 
 
 def predict(
@@ -52,8 +54,9 @@ def predict(
     import torch
 
     from covprop.certify import predict_each, smooth
-    from covprop.certify.records import PredictRow
+    from covprop.certify.rows import PredictRow
     from covprop.cli import smoothing
+    from covprop.cli.filling import fill_log
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
@@ -65,7 +68,7 @@ def predict(
     asked = {"num_classes": subject.num_classes, "batch_size": batch, "device": where, **question}
     asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
-        x = smoothing.read_pictures(pictures, subject.image_shape)
+        x = _read_pictures(pictures, subject.image_shape)
         _show(pictures, smooth.predict(model, x, **asked), smoothing.class_names(subject))
         return
     images = smoothing.load_images(subject, split, data)
@@ -81,13 +84,41 @@ def predict(
         return predict_each(model, source, count, **asked)
 
     path = out or subject.log_path("predict", level)
-    rows = smoothing.fill_log(
+    rows = fill_log(
         path, settings, PredictRow, images, positions, device=where, evaluate=evaluate, rows=_rows
     )
     if rows is not None:
         right = sum(row.correct for row in rows) / len(rows)
         abstained = sum(row.predict == -1 for row in rows) / len(rows)
         typer.echo(f"{len(rows)} images, accuracy {right:.3f}, abstained {abstained:.1%}\n{path}")
+
+
+def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tensor":
+    """Image files as [b, c, h, w] in [0, 1]; 224-pixel models get the usual central crop."""
+    import numpy as np
+    import torch
+    from PIL import Image, UnidentifiedImageError
+
+    from covprop.data.decode import CROP, read_image
+
+    pictures = []
+    for path in paths:
+        if shape == (3, CROP, CROP):
+            pictures.append(read_image(path, "none", random.Random(0)))
+            continue
+        try:
+            with Image.open(path) as file:
+                image = file.convert("L" if shape[0] == 1 else "RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise InvalidInput(f"{path} cannot be read as an image ({error}).") from None
+        if (image.height, image.width) != shape[1:]:
+            raise InvalidInput(
+                f"{path} is {image.height}×{image.width} pixels, but the model takes "
+                f"{shape[1]}×{shape[2]}; resize it first."
+            )
+        pixels = torch.from_numpy(np.array(image))
+        pictures.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+    return torch.stack(pictures).float() / 255
 
 
 def _show(pictures: list[Path], found: "Prediction", names: tuple[str, ...]) -> None:
@@ -100,7 +131,7 @@ def _show(pictures: list[Path], found: "Prediction", names: tuple[str, ...]) -> 
 def _rows(
     index: list[int], labels: list[int], found: "Prediction", seconds: float
 ) -> list["PredictRow"]:
-    from covprop.certify.records import PredictRow
+    from covprop.certify.rows import PredictRow
 
     return [
         PredictRow(

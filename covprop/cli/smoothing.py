@@ -1,14 +1,10 @@
-"""What `certify`, `predict` and `export` share: the model meant, its images, the loop, progress."""
+"""What verbs on a trained model share: the model meant, its σ and device, and its images."""
 
 import os
-import random
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,14 +12,9 @@ from covprop.errors import InvalidInput
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
-    from covprop.certify.records import AnyRow
     from covprop.data import Batch, FolderImages, Images
-
-Found = TypeVar("Found")
-PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
-LOAD = 16  # images read at a time
 
 
 @dataclass
@@ -194,67 +185,6 @@ def settings_of(subject: Subject, split: str, **more: Any) -> dict[str, Any]:
     return {**more, "data": subject.dataset, "split": split, "weights": weights}
 
 
-def fill_log(
-    path: Path,
-    settings: dict[str, Any],
-    kind: "type[AnyRow]",
-    images: "Images | FolderImages",
-    positions: Sequence[int],
-    *,
-    device: "torch.device",
-    evaluate: "Callable[[Iterator[tuple[int, Tensor]], int], Iterator[tuple[list[int], Found]]]",
-    rows: "Callable[[list[int], list[int], Found, float], list[AnyRow]]",
-) -> "list[AnyRow] | None":
-    """Add to a log the rows it still lacks; all of them, or None while other processes work.
-
-    `evaluate(images, count)` answers a sequence of (position, image) as it can, and says the
-    places in it that an answer is for; `rows(positions, labels, answer, seconds)` makes the rows.
-    """
-    from covprop.certify.records import Log
-
-    if path.suffix != ".tsv":
-        raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
-    rank, world = place()
-    with Log(path, settings, kind, rank=rank, world=world) as log:
-        share = positions[rank::world]
-        todo = [i for i in share if i not in log.done]
-        labels = [int(label) for label in images.labels[todo]] if todo else []
-        source = _one_by_one(groups(images, todo, LOAD, device) if todo else iter(()))
-        try:
-            with progress(len(share), len(share) - len(todo)) as advance:
-                lap = _stopwatch()
-                for places, found in evaluate(source, len(todo)):
-                    index = [todo[p] for p in places]
-                    seconds = lap() / len(places)
-                    for row in rows(index, [labels[p] for p in places], found, seconds):
-                        log.append(row)
-                    advance(len(places))
-        except KeyboardInterrupt:
-            left = sum(i not in log.done for i in share)
-            warn(f"stopped with {left} images left; the same command goes on.")
-            raise typer.Exit(130) from None
-        return log.finish(positions)
-
-
-def _stopwatch() -> Callable[[], float]:
-    """Seconds since the last call."""
-    last = time.perf_counter()
-
-    def lap() -> float:
-        nonlocal last
-        before, last = last, time.perf_counter()
-        return last - before
-
-    return lap
-
-
-def _one_by_one(
-    found: Iterator[tuple["Batch", list[int]]],
-) -> Iterator[tuple[int, "Tensor"]]:
-    for batch, index in found:
-        yield from zip(index, batch.x, strict=True)
-
-
 def groups(
     images: "Images | FolderImages", todo: list[int], group: int, device: "torch.device"
 ) -> Iterator[tuple["Batch", list[int]]]:
@@ -267,66 +197,6 @@ def groups(
     part = take(images, torch.tensor(todo))
     for batch in batches(part, group, epoch=0, seed=0, device=device, shuffle=False):
         yield batch, [todo[i] for i in batch.index.tolist()]
-
-
-@contextmanager
-def progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line now and then elsewhere, nothing from the other processes."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    if place()[0] != 0:
-        yield lambda size: None
-        return
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("images", total=total, completed=done)
-            yield lambda size: bar.advance(task, size)
-        return
-    start = last = time.monotonic()
-    count = done
-
-    def advance(size: int) -> None:
-        nonlocal last, count
-        count += size
-        now = time.monotonic()
-        if now - last >= PLAIN_EVERY or count == total:
-            pace = (now - start) / max(count - done, 1)
-            left = pace * (total - count)
-            print(f"{count} of {total} images, {left:.0f} s left", file=sys.stderr, flush=True)
-            last = now
-
-    yield advance
-
-
-def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tensor":
-    """Image files as [b, c, h, w] in [0, 1]; 224-pixel models get the usual central crop."""
-    import numpy as np
-    import torch
-    from PIL import Image, UnidentifiedImageError
-
-    from covprop.data.decode import CROP, read_image
-
-    pictures = []
-    for path in paths:
-        if shape == (3, CROP, CROP):
-            pictures.append(read_image(path, "none", random.Random(0)))
-            continue
-        try:
-            with Image.open(path) as file:
-                image = file.convert("L" if shape[0] == 1 else "RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise InvalidInput(f"{path} cannot be read as an image ({error}).") from None
-        if (image.height, image.width) != shape[1:]:
-            raise InvalidInput(
-                f"{path} is {image.height}×{image.width} pixels, but the model takes "
-                f"{shape[1]}×{shape[2]}; resize it first."
-            )
-        pixels = torch.from_numpy(np.array(image))
-        pictures.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
-    return torch.stack(pictures).float() / 255
 
 
 def _times(shape: Sequence[int]) -> str:

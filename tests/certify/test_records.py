@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from covprop.certify.records import Log, PredictRow, Row
+from covprop.certify.records import Log
+from covprop.certify.rows import PredictRow, Row
 from covprop.errors import InvalidInput
 from covprop.report.tsv import read_tsv
 

@@ -1,0 +1,59 @@
+"""What a log says of one image."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image's certificate, in full precision."""
+
+    HEADER: ClassVar[str] = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
+
+    idx: int
+    label: int
+    predict: int
+    radius: float
+    correct: int
+    seconds: float
+    p_lower: float
+    count: int
+    n: int
+    nan: int
+
+    def tsv(self) -> str:
+        """The line other tools read: radius with 3 significant digits, time as H:MM:SS.ffffff."""
+        return (
+            f"{self.idx}\t{self.label}\t{self.predict}\t{self.radius:.3}\t{self.correct}\t"
+            f"{_clock(self.seconds)}"
+        )
+
+
+@dataclass(frozen=True)
+class PredictRow:
+    """One image's prediction with the counts behind it."""
+
+    HEADER: ClassVar[str] = "idx\tlabel\tpredict\tcorrect\ttime"
+
+    idx: int
+    label: int
+    predict: int
+    correct: int
+    seconds: float
+    count: int
+    runner_up: int
+    n: int
+    nan: int
+
+    def tsv(self) -> str:
+        """The line other tools read."""
+        return f"{self.idx}\t{self.label}\t{self.predict}\t{self.correct}\t{_clock(self.seconds)}"
+
+
+AnyRow = TypeVar("AnyRow", bound=Row | PredictRow)
+
+
+def _clock(seconds: float) -> str:
+    whole, part = divmod(round(seconds * 1e6), 1_000_000)
+    minutes, second = divmod(whole, 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}.{part:06d}"
