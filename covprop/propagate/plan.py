@@ -52,7 +52,7 @@ class Step:
     """One operation of the network, with the rule that maps its covariance."""
 
     name: str  # qualified name for a module, node name otherwise
-    target: Any  # a module, a function, an Attribute or a Constant
+    does: tuple[Any]  # the target, in a tuple: torch.compile (2.11) sees no tensor's method else
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     where: str = ""  # the user's source line
@@ -65,6 +65,11 @@ class Step:
     fixed: bool = False  # computed from weights and constants alone, without the image
     size: Any = None  # a number read off the image's shape, the same for every batch
     frees: tuple[int, ...] = ()  # slots no later step reads
+
+    @property
+    def target(self) -> Any:
+        """A module, a function, an Attribute or a Constant."""
+        return self.does[0]
 
     def run(self, values: list[Any]) -> Any:
         """The step itself, on plain values."""

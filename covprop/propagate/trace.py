@@ -133,7 +133,7 @@ def flatten_graph(
             target, args = operator.mul, (args[0], DOUBLED[target])
         name = node.target if node.op in ("call_module", "get_attr") else node.name
         kwargs = convert(dict(node.kwargs))
-        steps.append(Step(str(name), target, args, kwargs, source_line(node)))
+        steps.append(Step(str(name), (target,), args, kwargs, source_line(node)))
         slots[node] = len(steps)
         if in_place:  # from here on, the overwritten value is this one
             changed = next(iter(node.all_input_nodes))
