@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.kernels.half import HAVE_TRITON, half_relu, is_matrix, takes
+from covprop.kernels.half import HAVE_TRITON, cast, half_relu, is_matrix, takes
 from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
 from covprop.layers import per_channel
 
@@ -41,15 +41,6 @@ def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
     if z.is_cuda and z.dtype == torch.float32:
         return quick_cdf_and_exp(z)
     return normal_cdf(z), torch.exp(-0.5 * z * z)
-
-
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in this precision, and no call at all where it has it.
-
-    For the result of a Function's forward: `.to` would return its own argument, and torch.compile
-    (2.11) then gives the gradient to that one, so that the Function passes back none.
-    """
-    return x if x.dtype == dtype else x.to(dtype)
 
 
 class _MomentReLU(torch.autograd.Function):

@@ -72,6 +72,15 @@ def takes(mean: Tensor, std: Tensor) -> bool:
     return WANTED and half and mean.is_cuda and std.dtype == torch.float32
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this precision, and no call at all where it has it.
+
+    For the result of a Function's forward: `.to` would return its own argument, and torch.compile
+    (2.11) then gives the gradient to that one, so that the Function passes back none.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 # Any layout will do, so that the compiler has no reason to copy feature maps to the one it traced.
 @torch.library.custom_op(
     "covprop::half_relu_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,)
@@ -104,7 +113,7 @@ def forward(mean: Tensor, std: Tensor, inverse: Tensor) -> Tensor:
 
         return triton_half.forward(mean, std)
     wide, s, one_over_s = mean.to(std.dtype), per_channel(std, mean), per_channel(inverse, mean)
-    return relu_mean(wide, s, one_over_s).to(mean.dtype)
+    return cast(relu_mean(wide, s, one_over_s), mean.dtype)
 
 
 class _HalfReLU(torch.autograd.Function):

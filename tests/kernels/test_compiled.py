@@ -28,7 +28,6 @@ CASES: dict[str, tuple[Operation, Tensor, Tensor]] = {
          torch.eye(4) + 0.1),
     ]
     for dtype in (torch.float32, torch.bfloat16)
-    if not (name == "half" and dtype == torch.float32)
 }  # fmt: skip
 
 
