@@ -109,7 +109,8 @@ def profile(engine: Engine, passes: int = 3, rows: int = 30) -> str:
     """Kernels by the time they take, in microseconds a sample."""
     cuda = engine.device.type == "cuda"
     kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CUDA if cuda else kinds.CPU]) as found:
+    kind = kinds.CUDA if cuda else kinds.CPU
+    with torch.profiler.profile(activities=[kind], acc_events=True) as found:
         for _ in range(passes):
             engine.run()
         if cuda:

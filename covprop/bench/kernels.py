@@ -54,7 +54,7 @@ def kernels_of(work: Callable[[], None], cuda: bool, calls: int) -> tuple[list[K
     """Kernels on a GPU (operators' own time on the CPU) by their total time, and busy seconds."""
     work()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with quiet_stderr(), profile(activities=activities) as found:
+    with quiet_stderr(), profile(activities=activities, acc_events=True) as found:
         for _ in range(calls):
             work()
         if cuda:
@@ -102,7 +102,8 @@ def sigma_products(where: Subject) -> Table:
     for _ in range(3):
         sigma_pass_and_backward(prop, where)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with quiet_stderr(), profile(activities=activities, record_shapes=True) as found:
+    options: dict[str, Any] = {"record_shapes": True, "acc_events": True}
+    with quiet_stderr(), profile(activities=activities, **options) as found:
         sigma_pass_and_backward(prop, where)
         if cuda:
             torch.cuda.synchronize()

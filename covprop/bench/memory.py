@@ -48,7 +48,9 @@ def cpu_peak(work: Callable[[], object], kept: Iterable[Tensor]) -> int:
     total = sum(storage_bytes(tensor) for tensor in kept)
     with quiet_stderr():
         activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        with torch.profiler.profile(
+            activities=activities, profile_memory=True, acc_events=True
+        ) as profile:
             work()
             work()
     with tempfile.TemporaryDirectory() as folder:
