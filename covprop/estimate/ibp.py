@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
 from covprop.mode import switched
+from covprop.propagate.look import operation_of
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call, describe, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build, operation_of
+from covprop.propagate.trace import build
 
 WEIGHTED = (
     *(conv.conv, conv.conv_transpose, conv.functional_conv, conv.functional_conv_transpose),

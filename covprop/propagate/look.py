@@ -1,0 +1,143 @@
+"""A look at a model's steps on meta tensors: every shape, and every operation no rule covers.
+
+No number is computed for it, and the model is neither run nor touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import UnsupportedModel
+from covprop.propagate.faults import Fault, explain
+from covprop.propagate.plan import Ref, Step, fill, refs
+from covprop.propagate.registry import Unsupported, describe, find, has_rule
+from covprop.propagate.settings import Settings
+
+
+class Look(nn.Module):
+    """Interprets the steps on meta tensors, filling in shapes and rules and gathering faults."""
+
+    def __init__(self, model: nn.Module, steps: list[Step], settings: Settings) -> None:
+        super().__init__()
+        self.model, self.steps, self.settings = model, steps, settings
+        self.faults: list[Fault] = []
+        self.done: list[Step] = []
+        self.values: list[Any] = []
+        self.covs: list[Tensor | None] = []
+
+    def forward(self, x: Tensor) -> None:
+        values, covs = self.values, self.covs
+        values.append(x)
+        covs.append(torch.eye(x.shape[1], device="meta", dtype=x.dtype))
+        for step in self.steps:
+            value = self.look(step, values)
+            values.append(value.to("meta") if isinstance(value, Tensor) else value)
+            step, cov = self.resolve(step, values, covs)
+            self.done.append(step)
+            covs.append(cov)
+
+    def look(self, step: Step, values: list[Any]) -> Any:
+        """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
+        tensors cannot (branch on its data); it is then taken to keep its input's shape."""
+        try:
+            return step.run(values)
+        except RuntimeError as error:
+            own = isinstance(step.target, nn.Module) and has_rule(step.target)
+            if not (own and "meta tensor" in str(error)):
+                raise
+            return torch.empty_like(values[refs(step.args)[0]])
+
+    def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
+        assert step.rule is not None
+        try:
+            return step.covariance(step.layer(values), covs, values, self.settings)
+        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+            rule, what = step.rule.cov.__name__, type(error).__name__
+            raise UnsupportedModel(
+                f"the rule {rule} of {step.name} failed with {what}: {error}"
+            ) from error
+
+    def resolve(
+        self, step: Step, values: list[Any], covs: list[Tensor | None]
+    ) -> tuple[Step, Tensor | None]:
+        used = refs((step.args, step.kwargs))
+        random = tuple(slot for slot in used if covs[slot] is not None)
+        value = values[-1]
+        if not random or not carries_noise(value):
+            fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
+            return replace(step, fixed=fixed), None
+        operation = operation_of(step)
+        given = operands_of(step)
+        operands = tuple(
+            arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
+        )
+        shapes = tuple(_shape(fill(arg, values)) for arg in given)
+        step = replace(
+            step, random=random, operands=operands, shapes=shapes,
+            out_shape=_shape(value), rule=find(operation),
+        )  # fmt: skip
+        first = covs[random[0]]
+        try:
+            if step.rule is None:
+                raise Unsupported(*explain(operation))
+            if not isinstance(value, Tensor) or value.shape[0] != values[0].shape[0]:
+                raise Unsupported("its output does not keep the batch in dimension 0",
+                                  "keep one row an image")  # fmt: skip
+            cov = self.apply_rule(step, covs, values)
+            return replace(step, channels=len(cov)), cov
+        except Unsupported as error:
+            what = describe(operation)
+            self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
+            width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
+            return step, (first.new_empty(width, width) if first is not None else None)
+
+
+def operation_of(step: Step) -> Any:
+    """What a rule is registered for: the type of a module, or the function itself."""
+    return type(step.target) if isinstance(step.target, nn.Module) else step.target
+
+
+def operands_of(step: Step) -> list[Any]:
+    """The operands of a call: the list that cat takes, or else the first two arguments."""
+    given = [*step.args, *step.kwargs.values()]
+    if given and isinstance(given[0], tuple | list):
+        return list(given[0])
+    return given[:2]
+
+
+def carries_noise(value: Any) -> bool:
+    """Whether a value computed from a random one is random itself: sizes and dtypes are not."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape[1:]) if isinstance(value, Tensor) and value.ndim else ()
+
+
+def look(
+    model: nn.Module, steps: list[Step], input_shape: tuple[int, ...], settings: Settings,
+    batch: int,
+) -> Look:  # fmt: skip
+    """Interpret the steps on meta tensors for one batch size."""
+    abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
+    shapes = Look(model, steps, abstract)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    on_meta = {f"model.{key}": value.detach().to("meta") for key, value in state.items()}
+    dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
+    x = torch.empty(batch, *input_shape, device="meta", dtype=dtype)
+    try:
+        torch.func.functional_call(shapes, on_meta, (x,))
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        failed = steps[len(shapes.done)]
+        first = str(error).strip().splitlines()[0]
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
+            f"{failed.name} ({describe(operation_of(failed))}) says: {first}"
+        ) from error
+    return shapes
