@@ -57,7 +57,14 @@ class SModel(NoisyMethod):
 
 def smodel_loss(logits: Tensor, y: Tensor, transition: Tensor) -> Tensor:
     """−log Σ_i p_i softmax(W_i)_y of each image, [b]."""
-    log_given = transition.log_softmax(1).T[y]  # [b, true class]
+    shares = transition.log_softmax(1)
+    if torch.compiler.is_compiling() and not y.is_cuda:
+        # The gradient of indexing, compiled for several CPU threads, writes beyond its end up to
+        # torch 2.13 at least (pytorch/pytorch#191837).
+        given = y[:, None, None] == torch.arange(len(shares), device=y.device)
+        log_given = torch.where(given, shares, 0.0).sum(2)
+    else:
+        log_given = shares.T[y]  # [b, true class]
     return -(logits.log_softmax(1) + log_given).logsumexp(1)
 
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 from covprop.noisy import Learned, NoisyMethod
-from covprop.noisy.smodel import log_confusion
+from covprop.noisy.smodel import log_confusion, smodel_loss
 
 Make = Callable[..., NoisyMethod]
 Call = Callable[..., Learned]
@@ -133,3 +134,16 @@ def test_truncated_survives_a_vanishing_probability(make: Make, call: Call) -> N
     logits = torch.tensor([[-300.0, 0.0, 0.0]]).repeat(4, 1)
     learned = call(make("truncated"), logits, torch.zeros(4, dtype=torch.int64))
     close(learned.per_sample, [1 / 0.7] * 4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
+def test_the_layers_gradient_compiled_for_two_cpu_threads() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 10, generator=rng, requires_grad=True)
+    layer = torch.randn(10, 10, generator=rng, requires_grad=True)
+    y = torch.randint(10, (64,), generator=rng)
+    expected = torch.autograd.grad(smodel_loss(logits, y, layer).sum(), (logits, layer))
+    with torch._inductor.config.patch({"cpp.threads": 2}):
+        compiled = torch.compile(smodel_loss)
+        found = torch.autograd.grad(compiled(logits, y, layer).sum(), (logits, layer))
+    torch.testing.assert_close(found, expected)
