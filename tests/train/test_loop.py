@@ -1,9 +1,6 @@
-"""The loop: exact to resume, honest when it fails, and what it computes is what is asked."""
+"""The loop: honest when it fails, and what it computes is what is asked."""
 
-import json
 import os
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,47 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from same_run import rows, weights
 
 from covprop import data, methods, models, noise
-from covprop.errors import CovpropError, InvalidInput
+from covprop.errors import InvalidInput
 from covprop.run import Run
-from covprop.train import Diverged, Interrupted, Recipe, checkpoint, loop, train
+from covprop.train import Diverged, Recipe, checkpoint, train
 from covprop.train.loop import Trainer
 from covprop.train.optimize import optimizer
 from covprop.train.schedule import lr_at
 
 Make = Callable[..., Recipe]
-
-TIMES = ("seconds", "images_per_second")
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return Run(folder).load_model().state_dict()
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-
-def assert_same_run(one: Path, two: Path) -> None:
-    left, right = weights(one), weights(two)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[k], right[k]) for k in left)
-    assert rows(one) == rows(two)
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ctrl-C arrives during the given step of this process."""
-    step, count = Trainer._train_step, [0]
-
-    def counted(self: Trainer, batch: data.Batch) -> None:
-        step(self, batch)
-        count[0] += 1
-        if count[0] == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Trainer, "_train_step", counted)
 
 
 def test_a_run_is_the_textbook_loop(tmp_path: Path, tiny: Make) -> None:
@@ -85,160 +52,6 @@ def test_a_run_is_the_textbook_loop(tmp_path: Path, tiny: Make) -> None:
     assert [row["loss"] for row in rows(tmp_path / "run")] == pytest.approx(
         [sum(losses[:7]) / 7, sum(losses[7:]) / 7], rel=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"method": "gaussian", "ema": 0.9, "optimizer": "sgd"},
-        {"method": {"name": "radius", "estimator": "calibrated", "weight": 0.5}},
-        {"method": "consistency", "weighting": {"name": "radius", "from_epoch": 0}},
-        {"method": {"name": "smoothadv", "steps": 1}, "precision": "bf16", "channels_last": True},
-    ],
-    ids=["ema", "calibrated", "weighted", "bf16"],
-)
-def test_stopped_and_continued_is_the_same_run(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    recipe = tiny(**options)
-    train(recipe, tmp_path / "whole")
-    for steps in (3, 4, 1):  # within an epoch, at its last step, right after it
-        with monkeypatch.context() as patch:
-            stop_after(patch, steps)
-            with pytest.raises(Interrupted) as stopped:
-                train(recipe, tmp_path / "parts")
-            assert stopped.value.signum == signal.SIGINT
-    train(recipe, tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_dropout_and_batch_norm_go_on_as_they_would_have(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def build(num_classes, image_shape):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(),\n"
-        "                         nn.Dropout(0.5), nn.Linear(16, num_classes))\n"
-    )
-    recipe = tiny(model={"name": f"{tmp_path / 'net.py'}:build"})
-    train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts")
-    torch.manual_seed(12345)  # another process would be in another random state
-    train(recipe, tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_killed_at_random_moments_is_the_same_run(tmp_path: Path, tiny: Make) -> None:
-    """SIGKILL, which no code can catch, while a checkpoint is written after every step."""
-    import multiprocessing
-    import random
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["covprop.train", "sklearn.datasets", "torch._dynamo"])
-    recipe = tiny(
-        {"name": "gaussian", "samples": 2},
-        {"name": "radius", "from_epoch": 1},
-        epochs=3,
-        ema=0.9,
-        checkpoint_minutes=0,
-    )
-
-    def start(out: str) -> Any:
-        process = context.Process(target=train, args=(recipe, tmp_path / out))
-        process.start()
-        return process
-
-    whole = start("whole")
-    whole.join(60)
-    assert whole.exitcode == 0
-    chance, kills = random.Random(0), 0
-    while kills < 5:
-        before = _state(tmp_path / "parts")
-        process = start("parts")
-        # Wait for the first new checkpoint, so that every kill lands in the midst of training.
-        while _state(tmp_path / "parts") == before and process.is_alive():
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.join(60)
-        if process.exitcode == 0:
-            break
-        kills += 1
-    last = start("parts")
-    last.join(60)
-    assert last.exitcode == 0
-    assert kills >= 2
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
-def _state(out: Path) -> tuple[int, int]:
-    try:
-        found = (out / "state.pt").stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino
-
-
-def test_rows_after_the_checkpoint_are_dropped(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row can be on the disk when its checkpoint is not: it will be written again."""
-    train(tiny(), tmp_path / "whole")
-    stop_after(monkeypatch, 9)
-    with pytest.raises(Interrupted):
-        train(tiny(), tmp_path / "run")
-    monkeypatch.undo()
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "loss": 0}\n{"epoch": 3, "lo')
-    train(tiny(), tmp_path / "run")
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
-
-
-def test_short_epochs_share_a_checkpoint(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One at the end; a crash before it repeats the epochs since the last, with the same end."""
-    saved: list[tuple[int, int]] = []
-    save = checkpoint.save_state
-
-    def spy(path: Path, state: dict[str, Any]) -> None:
-        saved.append((state["epoch"], state["step"]))
-        save(path, state)
-
-    monkeypatch.setattr(checkpoint, "save_state", spy)
-    train(tiny(epochs=3), tmp_path / "whole")
-    assert saved == [(3, 0)]
-    step = Trainer._train_step
-
-    def crash(self: Trainer, batch: data.Batch) -> None:
-        # As if ten seconds were over in the first epoch, and in no later one.
-        monkeypatch.setattr(loop, "EPOCH_SECONDS", 0.0 if self.epoch == 0 else 10.0)
-        if (self.epoch, self.step) == (2, 3):
-            raise KeyError
-        step(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_step", crash)
-        with pytest.raises(KeyError):
-            train(tiny(epochs=3), tmp_path / "run")
-    assert saved[1:] == [(1, 0)]
-    assert len(rows(tmp_path / "run")) == 2
-    train(tiny(epochs=3), tmp_path / "run")
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
-
-
-def test_a_stopped_run_has_a_model(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_after(monkeypatch, 10)
-    with pytest.raises(Interrupted):
-        train(tiny(), tmp_path)
-    state = checkpoint.load_state(tmp_path / "state.pt")
-    assert all(torch.equal(v, state["model"][k]) for k, v in weights(tmp_path).items())
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path, tiny: Make) -> None:
@@ -345,41 +158,6 @@ def test_images_are_drawn_as_the_weights_say(
     left_out = len(share) - 1400  # the part of a batch that remains at the end
     assert (share.floor() - counts).clamp(min=0).sum() <= left_out
     assert counts[share == share.max()].float().mean() > 5 * counts[share < 1].float().mean()
-
-
-def test_images_are_drawn_the_same_when_stopped_and_continued(
-    tmp_path: Path, sampled: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(sampled, tmp_path / "whole")
-    for steps in (9, 5, 1, 3):  # within an epoch, at its last step, right after it, within again
-        with monkeypatch.context() as patch:
-            stop_after(patch, steps)
-            with pytest.raises(Interrupted):
-                train(sampled, tmp_path / "parts")
-    train(sampled, tmp_path / "parts")
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_a_full_disk_in_the_midst_of_a_run(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(tiny(), tmp_path / "whole")
-    replace, count = os.replace, [0]
-
-    def full(source: Path, target: Path) -> None:
-        if Path(target).name == "state.pt":
-            count[0] += 1
-            if count[0] == 4:
-                raise OSError(28, os.strerror(28))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    recipe = tiny(checkpoint_minutes=0)
-    with pytest.raises(CovpropError, match=r"No space left on device.* free some space"):
-        train(recipe, tmp_path / "run")
-    assert checkpoint.load_state(tmp_path / "run" / "state.pt")["step"] == 3
-    train(recipe, tmp_path / "run")
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 def test_evaluation_only_when_asked_and_at_the_end(tmp_path: Path, tiny: Make) -> None:
