@@ -15,7 +15,7 @@ from covprop.noisy import METHODS as NOISY
 from covprop.noisy import Task
 from covprop.noisy import build as build_noisy
 from covprop.train import load, shipped
-from covprop.train.recipe import dumps
+from covprop.train.toml import dumps
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 

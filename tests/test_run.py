@@ -9,7 +9,7 @@ from covprop import models
 from covprop.errors import InvalidInput
 from covprop.run import Run
 from covprop.train import checkpoint
-from covprop.train.recipe import dumps
+from covprop.train.toml import dumps
 
 CONFIG = {
     "data": {"name": "digits", "num_classes": 10, "image_shape": [1, 8, 8]}

@@ -8,7 +8,8 @@ from typing import Any
 
 from covprop.errors import InvalidInput
 from covprop.train import checkpoint
-from covprop.train.recipe import Config, dumps
+from covprop.train.recipe import Config
+from covprop.train.toml import dumps
 
 HARMLESS = {
     ("data", "workers"),

@@ -9,7 +9,6 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import covprop
 from covprop.errors import InvalidInput
 from covprop.names import nearest
+from covprop.train import toml
 from covprop.train.options import (
     DataOptions,
     LabelOptions,
@@ -267,7 +267,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     if not dot and section not in NAMED:
         raise InvalidInput(f"--set {section}: say which key, as {section}.KEY={text}.")
     part = raw.setdefault(section, {})
-    value = _toml_value(text)
+    value = toml.value(text)
     option = option or "name"
     if option == "name" and section in ("model", "method", "labels") and part.get("name") != value:
         part.clear()  # the options that stood there belonged to the thing that is replaced
@@ -280,40 +280,6 @@ _DATACLASSES = {
     "train": TrainOptions,
     "labels": LabelOptions,
 }
-
-
-def _toml_value(text: str) -> Any:
-    """`text` as TOML, or as the plain string it is: adamw, my_net.py:build."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if set(parsed) == {"value"} else text
-
-
-def dumps(config: Mapping[str, Mapping[str, Any]]) -> str:
-    """Flat sections of plain values as TOML.
-
-    Example:
-        >>> print(dumps({"noise": {"sigma": 0.25}}))
-        [noise]
-        sigma = 0.25
-        <BLANKLINE>
-    """
-    sections = []
-    for section, values in config.items():
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
-        sections.append("\n".join([f"[{section}]", *lines]) + "\n")
-    return "\n".join(sections)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(v) for v in value)}]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    # JSON's string escapes are TOML's; numbers print the same in Python and TOML.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from covprop.errors import InvalidInput
 from covprop.train import find, load, resolve, shipped
-from covprop.train.recipe import dumps
+from covprop.train.toml import dumps
 
 TEXT = """
 [data]

@@ -1,0 +1,42 @@
+"""Recipes as TOML: single values read, whole sections written."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+
+def value(text: str) -> Any:
+    """`text` as TOML, or as the plain string it is: adamw, my_net.py:build."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if set(parsed) == {"value"} else text
+
+
+def dumps(config: Mapping[str, Mapping[str, Any]]) -> str:
+    """Flat sections of plain values as TOML.
+
+    Example:
+        >>> print(dumps({"noise": {"sigma": 0.25}}))
+        [noise]
+        sigma = 0.25
+        <BLANKLINE>
+    """
+    sections = []
+    for section, values in config.items():
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        sections.append("\n".join([f"[{section}]", *lines]) + "\n")
+    return "\n".join(sections)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # JSON's string escapes are TOML's; numbers print the same in Python and TOML.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
