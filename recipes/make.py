@@ -22,7 +22,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covprop.train.recipe import dumps
+from covprop.train.toml import dumps
 
 Config = dict[str, dict[str, Any]]
 
