@@ -205,6 +205,7 @@ def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
     # Each compiler would otherwise start a worker for every core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", threads)
     context = multiprocessing.get_context("spawn")
+    finished = 0
     with context.Pool(options.jobs, maxtasksperchild=RUNS_A_PROCESS) as pool:
         lines = pool.imap_unordered(work, jobs)
         for job in jobs:
@@ -215,7 +216,10 @@ def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
                 print("A process died with its run; the same command goes on with it.", flush=True)
                 break
             print(f"{time.time() - began:5.0f} s  {line}", flush=True)
-            conclude(options)
+            now = len(list(options.out.glob("*/summary.json")))
+            if now > finished:  # at the end many are stopped at once, and a picture takes a second
+                conclude(options)
+            finished = now
 
 
 def conclude(options: argparse.Namespace) -> None:
