@@ -239,6 +239,11 @@ NOISY: dict[str, dict[str, Any]] = {
         **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
         **{"layer": 30, "from_epoch": 60, "weight": 0.0},
     },
+    # And what is chosen through it by half, so that the layer knows right labels too.
+    "radius-mixed": {
+        **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
+        **{"layer": 30, "layer_share": 0.5, "from_epoch": 60, "weight": 0.0},
+    },
 }
 NOISY_DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 HALVED = ("from_epoch", "refresh", "pretrain", "layer")
@@ -272,7 +277,7 @@ def noisy(data: str, method: str) -> Config:
     }
     if cifar:
         config["train"] |= {"precision": "bf16", "channels_last": True}
-    if method == "radius-layer":
+    if options.get("layer"):
         config["noise"]["sigma"] = 0.02  # enough to rank by; more slows the start down
     return config
 
