@@ -42,8 +42,20 @@ def top_two(mean: Tensor) -> TopTwo:
     return TopTwo(order[:, 0], order[:, 1])
 
 
+def check_labels(mean: Tensor, labels: Tensor) -> None:
+    """One class number an image, or InvalidInput. Whether it is a class is left to torch: to look
+    at the numbers would make a GPU wait."""
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != mean.shape[:1] or not whole:
+        raise InvalidInput(
+            f"labels of shape {list(labels.shape)} and {labels.dtype} for {len(mean)} images: "
+            f"give [{len(mean)}] class numbers, as torch.int64."
+        )
+
+
 def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     """The labelled class, and the largest other one."""
+    check_labels(mean, labels)
     others = mean.detach().scatter(1, labels[:, None], -torch.inf)
     return TopTwo(labels, others.argmax(1))
 
@@ -130,6 +142,7 @@ class RadiusLoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, out: Gaussian, labels: Tensor) -> Tensor:
+        check_labels(out.mean, labels)
         mean = out.mean.to(out.cov.dtype)
         loss = nn.functional.cross_entropy(mean, labels, reduction="none")
         if self.weight:

@@ -122,3 +122,14 @@ def test_soft_hinge_is_finite_for_certain_predictions() -> None:
 def test_bad_reduction() -> None:
     with pytest.raises(InvalidInput, match="reduction"):
         RadiusLoss(sigma=0.5, reduction="max")
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.tensor([0]), torch.zeros(3), torch.zeros(3, 1, dtype=torch.int64)]
+)
+def test_labels_that_are_not_one_class_number_an_image_are_refused(labels: Tensor) -> None:
+    out = Gaussian(torch.randn(3, 4), torch.eye(4))
+    with pytest.raises(InvalidInput, match=r"for 3 images: give \[3\] class numbers"):
+        estimated_radius(out, 0.25, labels)
+    with pytest.raises(InvalidInput, match="class numbers"):
+        RadiusLoss(0.25)(out, labels)

@@ -69,6 +69,8 @@ def blocks_a_pass(image_shape: Sequence[int], batch_size: int | None) -> int:
     block = block_size(tuple(image_shape))
     if batch_size is None:
         batch_size = max(128, min(4096, PIXELS // math.prod(image_shape[1:])))
+    if batch_size < 1:
+        raise InvalidInput(f"the batch size is {batch_size}: a pass takes at least one sample.")
     return max(1, batch_size // block)
 
 

@@ -244,6 +244,7 @@ def test_few_samples_are_a_warning() -> None:
         (torch.zeros(SHAPE), {"alpha": 0.0}, "alpha is a probability"),
         (torch.zeros(SHAPE), {"n": 0}, "at least one sample"),
         (torch.zeros(SHAPE), {"n0": 0}, "at least one sample"),
+        (torch.zeros(SHAPE), {"batch_size": 0}, "batch size is 0"),
         (torch.zeros(SHAPE), {"num_classes": 10}, "returns 3 logits but num_classes is 10"),
         (torch.zeros(2, *SHAPE), {"index": [1]}, "2 images need 2 indices, not 1"),
         (torch.zeros(SHAPE), {"index": -1}, "cannot be negative"),
