@@ -1,6 +1,5 @@
 """Every fast path equals the reference, forward and backward."""
 
-import math
 import os
 
 import pytest
@@ -52,11 +51,11 @@ def test_fused_equals_reference(
     out = moment_relu(a, b, slope)
     ours = (out, *torch.autograd.grad(out, (a, b), grad))
     assert all(torch.isfinite(value).all() for value in ours)
-    bounds = [tolerance] * 3
+    checked = slice(3)
     if slope == 0.0 and half.takes(mean, std) and mean.numel() < 500:
-        bounds[2] = math.inf  # too few numbers for a mean error; test_half.py has its formula
-    for value, truth, bound in zip(ours, expected, bounds, strict=True):
-        assert error(value.detach(), truth) < bound
+        checked = slice(2)  # of so few numbers the errors do not average out: see test_half.py
+    for value, truth in zip(ours[checked], expected[checked], strict=True):
+        assert error(value.detach(), truth) < tolerance
 
 
 @pytest.mark.gpu
