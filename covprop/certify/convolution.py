@@ -7,6 +7,8 @@ whatever went in: a compiler must know beforehand.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,17 +62,8 @@ def conv_relu(
 
 
 @conv_relu.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    add: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    return _last(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
+def _(x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, *where: Any) -> Tensor:
+    return _last(F.conv2d(x, weight, bias, *where))
 
 
 @torch.library.custom_op("covprop::first_conv", mutates_args=())
@@ -95,13 +88,7 @@ def first_conv(
 
 @first_conv.register_fake
 def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    factor: Tensor,
-    offset: Tensor,
-    stride: list[int],
-    padding: list[int],
+    x: Tensor, weight: Tensor, bias: Tensor, factor: Tensor, offset: Tensor, *where: Any
 ) -> tuple[Tensor, Tensor]:
-    y = _last(F.conv2d(x, weight, bias, stride, padding))
+    y = _last(F.conv2d(x, weight, bias, *where))
     return y, torch.empty_like(y)
