@@ -25,7 +25,9 @@ def accuracy(
     was_training = model.training
     model.eval()
     # A compiled network would be compiled anew for this mode, and again for the last batch.
-    with torch.compiler.set_stance("force_eager") if recipe.train.compile else nullcontext():
+    with (
+        torch.compiler.set_stance("force_eager") if recipe.train.compile is True else nullcontext()
+    ):
         right = _right(model, data, recipe, world)
     model.train(was_training)
     under_noise, without = (world.sum(right) / len(data)).tolist()

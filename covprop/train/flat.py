@@ -154,7 +154,7 @@ class _Draws(TorchFunctionMode):
         if func not in (torch.randn, torch.rand):
             raise CovpropError(
                 f"This step draws {getattr(func, '__name__', func)} from its generator, which a "
-                "recorded step cannot repeat; run it without train.compile."
+                "recorded step cannot repeat; set train.compile = false."
             )
         if self.given is not None:
             return next(self.given)

@@ -14,11 +14,13 @@ from covprop.train.toml import dumps
 HARMLESS = {
     ("data", "workers"),
     ("train", "checkpoint_minutes"),
+    ("train", "compile"),
     ("train", "device"),
     ("train", "fast"),
     ("train", "tensorboard"),
 }
-"""Keys that may change between the parts of a run: they do not change what is computed."""
+"""Keys that may change between the parts of a run: they do not change what is computed, but for
+rounding."""
 
 
 def make(out: Path) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 
 from covprop import data
 from covprop.data.label_noise import NoisyLabels
-from covprop.errors import CovpropError
 from covprop.train import checkpoint
 from covprop.train.distributed import World, world
+from covprop.train.diverge import diverged, finite
 from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.log import Board, Log, Metrics, Row, sentence
@@ -32,16 +32,13 @@ from covprop.train.setup import (
     with_facts,
     with_labels,
 )
+from covprop.train.speed import set_up, speed_of
 from covprop.train.stop import Interrupted, StopRequest
 from covprop.train.update import CORRECT, LOSS, RADIUS, WITH_RADIUS, Update
 
 EPOCH_SECONDS = 10.0
 """The end of an epoch writes no checkpoint sooner than this after the last: where epochs take a
 fraction of a second, writing would take longer than training."""
-
-
-class Diverged(CovpropError):
-    """The loss is no longer a number, or far above anything sensible."""
 
 
 def train(
@@ -97,11 +94,12 @@ class Trainer:
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
-        if self.options.precision == "bf16":  # what autocast leaves in float32, Σ above all
-            torch.set_float32_matmul_precision("high")
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
+        speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
+        self.recipe = recipe = set_up(recipe, speed, here)
+        self.options = recipe.train
         self.optimizer = optimizer(self.core, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
         self.update = Update(
@@ -117,8 +115,9 @@ class Trainer:
             console, epochs=self.options.epochs, steps=self.steps, done=self._steps_done()
         )
         self.run_step: Callable[[data.Batch, int], None] = self.update
-        if self.options.fast and here.device.type == "cuda" and here.size == 1:
-            torch.backends.cudnn.benchmark = True  # all batches have one shape
+        if speed.line:
+            self.log.say(speed.line)
+        if speed.record:
             self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
 
     def fit(self) -> None:
@@ -186,7 +185,7 @@ class Trainer:
         self.clock = now
         row = self._row(sums)
         if not math.isfinite(sums[LOSS]) or row["loss"] > self.options.max_loss:  # type: ignore[operator]
-            raise self._diverged(row["loss"])
+            raise diverged(self.out, self.epoch, self.step, row["loss"])
         self.log.step(self._steps_done(), self.epoch, row)
         if asked or (save and self.step < self.steps):  # an epoch's end decides for itself
             self._save(sums)
@@ -296,17 +295,5 @@ class Trainer:
 
     def _check_weights(self, loss: int | float | None) -> None:
         """No checkpoint may hold weights that are not numbers: it would replace a good one."""
-        norms = [p.detach().norm() for p in self.core.parameters()]
-        if not torch.stack(norms).isfinite().all():
-            raise self._diverged(loss)
-
-    def _diverged(self, loss: int | float | None) -> Diverged:
-        what = "weights are no longer numbers" if loss is None else f"mean loss {loss:.3g}"
-        kept = (
-            "its last good checkpoint" if (self.out / "state.pt").exists() else "no checkpoint yet"
-        )
-        return Diverged(
-            f"Training diverged in epoch {self.epoch + 1} at step {self.step} ({what}); "
-            f"{self.out} holds {kept}: lower train.lr or set train.clip_norm, and train into "
-            "another --out or with --restart."
-        )
+        if not finite(self.core):
+            raise diverged(self.out, self.epoch, self.step, loss)

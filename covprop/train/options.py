@@ -126,9 +126,11 @@ class TrainOptions:
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = False
-    compile: bool = False
+    compile: Literal["auto", True, False] = "auto"
+    """Have torch.compile fuse a step; "auto": on a GPU, where the run is long enough to gain."""
     fast: bool = True
-    """On a GPU, record the step as a CUDA graph and replay it, where the method allows it."""
+    """On a GPU, record the step as a CUDA graph and replay it, where the method allows it; false
+    also means that "auto" compiles nothing."""
     eval_every: Annotated[int, Range(0)] = 1
     """Epochs between measurements on the test split; 0 measures after the last one only."""
     checkpoint_minutes: NotNegative = 5.0
@@ -231,8 +233,8 @@ def check_value(where: str, value: Any, annotation: Any) -> Any:
                 raise InvalidInput(f"{where} must be {bounds}, not {value!r}.")
         return value
     if origin is Literal:
-        if value not in args:
-            options = ", ".join(repr(a) for a in args)
+        if not any(type(value) is type(a) and value == a for a in args):  # 1 == True
+            options = ", ".join(str(a).lower() if a in (True, False) else repr(a) for a in args)
             hint = nearest(value, [a for a in args if isinstance(a, str)]) if _text(value) else ""
             raise InvalidInput(f"{where} must be one of {options}, not {value!r}{hint}.")
         return value

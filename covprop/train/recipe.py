@@ -136,7 +136,7 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
         raise InvalidInput("data.holdout does not go with [labels]; remove one of them.")
     method = _method(parts["method"], noisy=labels is not None)
     weighting = _weighting(parts["weighting"])
-    if train.compile and weighting is not None and method.get("estimator") == "linearized":
+    if train.compile is True and weighting is not None and method.get("estimator") == "linearized":
         raise InvalidInput(
             'With [weighting] and method.estimator = "linearized" a step cannot be compiled; '
             "set train.compile = false."

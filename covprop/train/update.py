@@ -64,8 +64,9 @@ class Update:
         self.flat: dict[Hashable, FlatStep | None] = {}  # None: met once, not recorded yet
         # A loss with a gradient in it is compiled together with its backward pass, or not at all.
         twice = getattr(getattr(core, "method", None), "estimator", "") == "linearized"
-        self.records = options.compile and twice and here.size == 1 and weights is None
-        self.whole = options.compile and not twice and self._compile()
+        compiled = options.compile is True  # the loop has decided what "auto" means
+        self.records = compiled and twice and here.size == 1 and weights is None
+        self.whole = compiled and not twice and self._compile()
         self.module: nn.Module = core if here.size == 1 else DistributedDataParallel(core)
 
     def _compile(self) -> bool:

@@ -39,7 +39,9 @@ def test_defaults_are_filled_in_and_given_values_kept() -> None:
         ("milestones", 3, r"must be a list such as \[1, 2\]"),
         ("milestones", [0], "at least 1"),
         ("betas", [0.9], "a list of 2 values"),
-        ("compile", 1, "true or false"),
+        ("compile", 1, "must be one of 'auto', true, false, not 1"),
+        ("compile", "atuo", 'true, false, not .atuo. .did you mean "auto"'),
+        ("fast", 1, "true or false"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_naming_the_key(key: str, value: Any, message: str) -> None:

@@ -1,0 +1,141 @@
+"""What train.fast and train.compile mean for a run, on devices that need not be there."""
+
+import tomllib
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from covprop import methods
+from covprop.errors import InvalidInput
+from covprop.train import Recipe, load, loop, speed, train
+from covprop.train.distributed import World
+from covprop.train.speed import COMPILE_FROM, Speed, speed_of
+from covprop.train.step import TrainStep
+
+Make = Callable[..., Recipe]
+
+LONG = 78_000
+CALIBRATED = {"name": "radius", "estimator": "calibrated"}
+LINEARIZED = {"name": "radius", "estimator": "linearized", "mean": "sample"}
+
+
+def found(recipe: Recipe, steps: int, device: str = "cuda", processes: int = 1) -> Speed:
+    method = methods.build(**recipe.method, sigma=0.25, input_shape=(1, 8, 8))
+    core = TrainStep(torch.nn.Identity(), method)
+    return speed_of(recipe, core, World(0, processes, torch.device(device)), steps)
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "HAVE_TRITON", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "record", "compiled", "line"),
+    [
+        ({}, LONG, True, True, "and compiled (train.compile = auto, 78,000 steps)."),
+        ({}, COMPILE_FROM, True, True, "(train.compile = auto, 50,000 steps)."),
+        ({}, COMPILE_FROM - 1, True, False, "auto, 49,999 steps: it pays from 50,000 on)."),
+        ({"compile": True}, 7, True, True, "CUDA graph and compiled (train.compile = true)."),
+        ({"compile": False}, LONG, True, False, "and not compiled (train.compile = false)."),
+        ({"fast": False}, LONG, False, False, "Steps are not recorded (train.fast = false) and "),
+        ({"fast": False, "compile": True}, 7, False, True, "and compiled (train.compile = true)"),
+        ({"method": CALIBRATED}, LONG, False, False, "(no step is like another with this method)"),
+        ({"method": LINEARIZED}, LONG, True, True, "and compiled"),
+        (
+            {"method": LINEARIZED, "weighting": {"name": "radius"}},
+            *(LONG, True, False, "(train.compile = auto, not with [weighting] and a linearised"),
+        ),
+    ],
+)
+def test_on_a_gpu(
+    tiny: Make, options: dict[str, Any], steps: int, record: bool, compiled: bool, line: str
+) -> None:
+    answer = found(tiny(**options), steps)
+    assert answer[:2] == (record, compiled)
+    assert line in answer.line
+
+
+def test_the_whole_line(tiny: Make) -> None:
+    assert found(tiny(), LONG).line == (
+        "Steps are recorded as a CUDA graph and compiled (train.compile = auto, 78,000 steps)."
+    )
+    assert found(tiny(fast=False), LONG).line == (
+        "Steps are not recorded (train.fast = false) and not compiled "
+        "(train.compile = auto, only where steps are recorded)."
+    )
+
+
+def test_elsewhere(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(tiny(), LONG, "cpu") == (False, False, "")
+    asked = found(tiny(compile=True), 7, "cpu")
+    assert asked[:2] == (False, True)
+    assert asked.line.startswith("Steps are not recorded (on a GPU only) and compiled")
+    many = found(tiny(), LONG, processes=4)
+    assert many[:2] == (False, False)
+    assert "not recorded (4 processes)" in many.line
+    monkeypatch.setattr(speed, "HAVE_TRITON", False)
+    bare = found(tiny(), LONG)
+    assert bare[:2] == (True, False)
+    assert "Triton is missing" in bare.line
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("true", True), ("false", False)])
+def test_recipes_and_overrides(tmp_path: Path, text: str, value: Any) -> None:
+    overridden = load("digits/gaussian-0.25", [f"train.compile={text}"])
+    assert overridden.train.compile is value or overridden.train.compile == value == "auto"
+    recipe = tmp_path / "own.toml"
+    written = f'"{text}"' if text == "auto" else text
+    recipe.write_text(
+        '[data]\nname = "digits"\n[model]\nname = "lenet"\n[noise]\nsigma = 0.25\n'
+        f'[method]\nname = "gaussian"\n[train]\nepochs = 1\ncompile = {written}\n'
+    )
+    assert load(str(recipe)).train.compile == value
+    with pytest.raises(InvalidInput, match=r"train\.compile must be one of 'auto', true, false"):
+        load(str(recipe), ["train.compile=True"])
+
+
+def test_a_run_asks_about_all_its_steps_however_often_it_is_continued(
+    tmp_path: Path, tiny: Make, train_in_parts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def spy(recipe: Recipe, core: Any, here: World, steps: int) -> Speed:
+        asked.append(steps)
+        return speed_of(recipe, core, here, steps)
+
+    monkeypatch.setattr(loop, "speed_of", spy)
+    train_in_parts(tiny(), tmp_path / "run", lambda trainer: trainer.step == 3)
+    assert asked == [14, 14]
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["train"]["compile"] == "auto"  # what was asked for, not what became of it
+    train(tiny(compile=False), tmp_path / "run")  # either may be changed
+
+
+def test_the_run_says_so(tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, False, "Steps are plain."))
+    said = StringIO()
+    train(tiny(epochs=1), tmp_path, console=Console(file=said, width=200))
+    assert said.getvalue().splitlines()[0] == "Steps are plain."
+
+
+def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, ""))
+    torch.compiler.reset()
+    with pytest.raises(TorchDynamoException, match="C compiler"):
+        train(tiny(epochs=1, compile=True), tmp_path / "asked")
+    train(tiny(epochs=1), tmp_path / "auto")
+    torch.compiler.reset()
