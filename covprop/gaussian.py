@@ -1,15 +1,28 @@
 """The one value that flows: the mean and covariance of a Gaussian."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from torch import Tensor
 
 
-class Gaussian(NamedTuple):
+class Moments(NamedTuple):
+    """What a Gaussian is made of, and what its iteration gives."""
+
+    mean: Tensor
+    cov: Tensor
+
+
+class Gaussian(Moments):
     """A batch of Gaussians that share one covariance over channels.
 
     Every pixel p of image b is N(mean[b, :, p], cov): means differ by image and pixel, the
     covariance over channels is one matrix for all of them.
+
+    `sigma` is the input noise it was propagated from, None where that is not known. It is no
+    entry of the tuple: what takes results apart (vmap, forward-mode derivatives, CUDA graphs)
+    wants tensors only, and puts them together again without it.
 
     Example:
         >>> import torch
@@ -18,5 +31,9 @@ class Gaussian(NamedTuple):
         (torch.Size([8, 10]), torch.Size([10, 10]))
     """
 
-    mean: Tensor
-    cov: Tensor
+    sigma: float | None = None
+
+    def __new__(cls, mean: Tensor, cov: Tensor, sigma: float | None = None) -> Gaussian:
+        self = super().__new__(cls, mean, cov)
+        self.sigma = sigma
+        return self

@@ -53,6 +53,15 @@ def check_labels(mean: Tensor, labels: Tensor) -> None:
         )
 
 
+def check_same_sigma(out: Gaussian, sigma: float) -> None:
+    """The σ of the radius is the one the moments belong to, where they say, or InvalidInput."""
+    if out.sigma is not None and abs(out.sigma - sigma) > 1e-6 * sigma:
+        raise InvalidInput(
+            f"the moments were propagated with sigma={out.sigma:g} and the radius is asked for "
+            f"sigma={sigma:g}: give the propagator's own, prop.sigma, or build one for {sigma:g}."
+        )
+
+
 def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     """The labelled class, and the largest other one."""
     check_labels(mean, labels)
@@ -94,6 +103,7 @@ def estimated_radius(
 ) -> Tensor:
     """The estimated radius of each image, [b].
 
+    `sigma` is the one `out` was propagated with; another is refused where `out` knows its own.
     With `labels` it is signed: positive where the labelled class wins, negative where it loses.
 
     Example:
@@ -101,7 +111,9 @@ def estimated_radius(
         >>> round(float(estimated_radius(out, sigma=0.5)), 4)  # 0.5 · 2/√2
         0.7071
     """
-    return check_sigma(sigma) * signed_ratio(out, labels, settings)
+    sigma = check_sigma(sigma)
+    check_same_sigma(out, sigma)
+    return sigma * signed_ratio(out, labels, settings)
 
 
 def top_two_probability(out: Gaussian, settings: Settings = PAPER) -> Tensor:
@@ -142,6 +154,7 @@ class RadiusLoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, out: Gaussian, labels: Tensor) -> Tensor:
+        check_same_sigma(out, self.sigma)
         check_labels(out.mean, labels)
         mean = out.mean.to(out.cov.dtype)
         loss = nn.functional.cross_entropy(mean, labels, reduction="none")

@@ -1,5 +1,6 @@
 """The closed-form radius: formula, edge cases, loss."""
 
+import copy
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from oracles import normal_cdf, random_covariance
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 import covprop
 from covprop import REFERENCE, Gaussian, InvalidInput, RadiusLoss, Settings, estimated_radius
@@ -133,3 +134,34 @@ def test_labels_that_are_not_one_class_number_an_image_are_refused(labels: Tenso
         estimated_radius(out, 0.25, labels)
     with pytest.raises(InvalidInput, match="class numbers"):
         RadiusLoss(0.25)(out, labels)
+
+
+def test_moments_know_their_sigma_and_refuse_another() -> None:
+    prop = covprop.Propagator(nn.Linear(4, 3), 0.25, (4,))
+    x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)
+    ways = [prop(x), copy.copy(prop(x)), torch.compile(prop, backend="eager")(x)]
+    with prop.frozen():
+        ways.append(prop(x))
+        stack = torch.vmap(prop)(torch.randn(2, 5, 4))
+    for out in ways:
+        assert estimated_radius(out, torch.tensor(0.25)).shape == (5,)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"sigma=0\.25 and .* sigma=0\.5: give"):
+            estimated_radius(out, 0.5)
+        with pytest.raises(InvalidInput, match=r"with sigma=0\.25"):
+            RadiusLoss(0.5)(out, y)
+    assert len(prop(x)) == 2  # tensors only: what takes results apart wants no others
+    assert stack.mean.shape == (2, 5, 3)
+    assert stack.sigma is None
+
+
+def test_a_compiled_radius_checks_sigma_without_a_break() -> None:
+    prop = covprop.Propagator(nn.Linear(4, 3), 0.25, (4,))
+    other = covprop.Propagator(nn.Linear(4, 3), 0.3, (4,))
+    for sigma, one in ((0.25, prop), (0.3, other)):  # the second time sigma may be a symbol
+
+        def radius(x: Tensor, one: covprop.Propagator = one, sigma: float = sigma) -> Tensor:
+            return estimated_radius(one(x), sigma)
+
+        x = torch.randn(5, 4)
+        compiled = torch.compile(radius, backend="aot_eager", fullgraph=True)
+        assert torch.allclose(compiled(x), radius(x))

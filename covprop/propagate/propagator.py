@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, Moments
 from covprop.mode import switched
 from covprop.names import nearest
 from covprop.propagate.measure import measure
@@ -27,7 +27,7 @@ def check_sigma(sigma: float) -> float:
         value = float(sigma)
     except (TypeError, ValueError):
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
     return value
 
@@ -136,9 +136,13 @@ class Propagator(nn.Module):
     def forward(self, x: Tensor) -> Gaussian:
         """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
         self._check(x)
+        mean, cov = self._moments(x)
+        return Gaussian(mean, cov, self.sigma)
+
+    def _moments(self, x: Tensor) -> Moments:
         if self._frozen is not None:
             deviations, cov = self._frozen
-            return Gaussian(self.plan.means(x, deviations, self.settings), cov)
+            return Moments(self.plan.means(x, deviations, self.settings), cov)
         settings = self._settings(x, x)
         if self.calibrated and not self._measured:
             self.calibrate(x)
@@ -150,7 +154,7 @@ class Propagator(nn.Module):
         with full_precision(x):
             covs = self.plan.covariances(self._input_cov(x), settings, correct)
             deviations = self.plan.deviations(covs)
-        return Gaussian(self.plan.means(x, deviations, settings), self._output(covs))
+        return Moments(self.plan.means(x, deviations, settings), self._output(covs))
 
     def overlaps(self) -> bool:
         """Whether the two passes can run side by side: on a GPU, with a Σ that needs no image."""
