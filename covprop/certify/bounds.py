@@ -194,22 +194,24 @@ def judge(
 
 def run_looks(
     draw: Callable[[int, Ints], Tally],
-    images: int,
+    asked: NDArray[np.bool_],
     plan: Looks,
     *,
     sigma: float,
     question: Question | None = None,
     soft: bool = False,
 ) -> tuple[Floats, Ints, Ints]:
-    """Look after look, until every image has its answer or has used all samples.
+    """Look after look, until every image asked for has its answer or has used all samples.
 
-    `draw(size, active)` returns the tally of the active images after `size` samples each. Returns
-    the lower bound on p_A, the count and the number of samples of every image. P(bound > p_A) is
-    at most Σ α_k; so is, apart from it, the probability of having stopped too early.
+    The others get bound, count and samples 0. `draw(size, active)` returns the tally of the active
+    images after `size` samples each. Returns the lower bound on p_A, the count and the number of
+    samples of every image. P(bound > p_A) is at most Σ α_k; so is, apart from it, the probability
+    of having stopped too early.
     """
+    images = len(asked)
     lower, upper = np.zeros(images), np.ones(images)
     count, used = np.zeros(images, np.int64), np.zeros(images, np.int64)
-    active = np.arange(images)
+    active = np.flatnonzero(asked)
     for size, alpha in zip(plan.sizes, plan.alphas, strict=True):
         if active.size == 0:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -118,15 +118,25 @@ class _Known:
 
 
 class Certifying:
-    """Guess the class from n0 samples, then bound its probability look by look."""
+    """Guess the class from n0 samples, then bound its probability look by look.
+
+    With `right`, the labels by the images' places in the queue, a wrong guess is all there is.
+    """
 
     purpose = SELECT
 
     def __init__(
-        self, n0: int, plan: Looks, *, sigma: float, question: Question | None, soft: bool
+        self,
+        n0: int,
+        plan: Looks,
+        *,
+        sigma: float,
+        question: Question | None,
+        soft: bool,
+        right: Sequence[int] | None = None,
     ) -> None:
         self.first, self.plan, self.sigma = n0, plan, sigma
-        self.question, self.soft = question, soft
+        self.question, self.soft, self.right = question, soft, right
         self.known: dict[int, _Known] = {}
 
     def advance(self, images: list[Image]) -> None:
@@ -135,8 +145,12 @@ class Certifying:
         for image in images:
             if image.purpose == SELECT:
                 assert image.tally is not None
-                self.known[image.slot] = _Known(int(image.tally.argmax()[0]))
-                image.purpose, image.target = ESTIMATE, self.plan.sizes[0]
+                guess = int(image.tally.argmax()[0])
+                self.known[image.slot] = _Known(guess)
+                if self.right is not None and guess != self.right[image.number]:
+                    image.done = True
+                else:
+                    image.purpose, image.target = ESTIMATE, self.plan.sizes[0]
             else:
                 looking.setdefault(self.plan.sizes.index(image.target), []).append(image)
         for look, several in looking.items():
@@ -165,11 +179,13 @@ class Certifying:
         known = [self.known.pop(image.slot) for image in images]
         guess = np.array([entry.guess for entry in known], dtype=np.int64)
         counts = stack([image.tally for image in images if image.tally is not None]).counts
+        bounded = np.array([image.purpose == ESTIMATE for image in images])
+        used = np.array([image.target for image in images], dtype=np.int64)
         return (
             guess,
             np.array([entry.lower for entry in known]),
-            counts[np.arange(len(images)), guess],
-            np.array([image.target for image in images], dtype=np.int64),
+            np.where(bounded, counts[np.arange(len(images)), guess], 0),
+            np.where(bounded, used, 0),
             counts[:, -1].copy(),
         )
 

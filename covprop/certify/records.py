@@ -2,7 +2,8 @@
 
 Beside the log in the field's own format, `X.tsv`, lie `X.rows.jsonl`, the journal (the same rows
 in full precision, with p_lower, count, n and nan), and `X.json` (what every row was certified
-with). The journal is the truth: a row is there once its line is complete, and the TSV is put right
+with; once all rows are there, also how many guesses were not bounded, if wrong ones were skipped).
+The journal is the truth: a row is there once its line is complete, and the TSV is put right
 from it on every start. Several processes write a journal each (`X.rank1.rows.jsonl`), which the
 last one to finish merges.
 """
@@ -20,6 +21,8 @@ from typing import IO, Any, Generic
 from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
 from covprop.train.checkpoint import unwritable, write
+
+NOT_BOUNDED = "not_bounded"  # what X.json says of the rows rather than of their making
 
 
 class Log(Generic[AnyRow]):
@@ -42,6 +45,7 @@ class Log(Generic[AnyRow]):
         self.kind: type[AnyRow] = kind
         self.rank, self.world = rank, world
         self.alone = world == 1
+        self.meta_path = path.with_suffix(".json")
         self.main_path = path.with_suffix(".rows.jsonl")
         self.journal_path = (
             self.main_path if self.alone else path.with_suffix(f".rank{rank}.rows.jsonl")
@@ -59,6 +63,8 @@ class Log(Generic[AnyRow]):
             self.journal = files.enter_context(_open(self.journal_path))
             _lock(self.journal, self.journal_path)
             _drop_cut_line(self.journal)
+            if NOT_BOUNDED in _read_meta(self.meta_path):
+                self._write_meta()  # the number holds until rows are added
             self.done = self._read_all()
             if self.alone:
                 self._absorb(files)
@@ -127,8 +133,13 @@ class Log(Generic[AnyRow]):
             self._replace(self.main_path, lines)
         if _text(self.path) != self._tsv_text():
             self._replace(self.path, self._tsv_text())
+        if self.settings.get("skip_wrong"):
+            self._write_meta(**{NOT_BOUNDED: sum(row.n == 0 for row in self.done.values())})
         for part in self._parts():
             part.unlink(missing_ok=True)
+
+    def _write_meta(self, **more: int) -> None:
+        self._replace(self.meta_path, json.dumps({**self.settings, **more}, indent=1) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
         """Atomic, also when two processes do it at once: each by a file of its own."""
@@ -142,22 +153,18 @@ class Log(Generic[AnyRow]):
 
     def _check_settings(self) -> None:
         """Refuse a log made with other settings; note ours beside a new one."""
-        meta = self.path.with_suffix(".json")
+        meta = self.meta_path
         if not meta.exists():
             meta.parent.mkdir(parents=True, exist_ok=True)
             if not _complete_lines(_text(self.path))[1:] and not self._read_all():
-                self._replace(meta, json.dumps(self.settings, indent=1) + "\n")
+                self._write_meta()
                 return
             raise InvalidInput(
                 f"{self.path} holds rows, but {meta.name}, which says what they were certified "
                 f"with, is missing; choose another file with --out."
             )
-        try:
-            found = json.loads(meta.read_text())
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise InvalidInput(f"{meta} is damaged; restore it, or choose another --out.")
+        found = _read_meta(meta)
+        found.pop(NOT_BOUNDED, None)
         for key in [*self.settings, *found]:
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(
@@ -184,6 +191,16 @@ class Log(Generic[AnyRow]):
                 f"{self.main_path.name}; rows of another run do not mix: choose another file "
                 f"with --out."
             )
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} is damaged; restore it, or choose another --out.")
+    return found
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -254,4 +271,6 @@ def _glob_escape(name: str) -> str:
 
 
 def _show(value: Any) -> str:
+    if value is None:
+        return "unset"
     return f"{value[:12]}…" if isinstance(value, str) and len(value) > 16 else f"{value}"

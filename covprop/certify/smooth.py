@@ -5,11 +5,9 @@ Cohen et al. (2019): guess the class from n0 samples, bound its probability p_A 
 fresh ones, and certify the ℓ2 radius σ Φ⁻¹(p_A) or abstain.
 """
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,20 +20,24 @@ from covprop.certify.bounds import (
     Looks,
     Question,
     Tally,
-    best_lower,
     certified_radius,
     looks,
     run_looks,
     sample_warning,
 )
+from covprop.certify.calls import (
+    Classifier,
+    check_labels,
+    check_options,
+    first,
+    in_order,
+    on_fast_path,
+)
 from covprop.certify.each import Certifying, Predicting, Source, Way, settle, stack
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import as_index, blocks_a_pass, check_images, choose_device
-from covprop.errors import InvalidInput
+from covprop.certify.sample import as_index, check_images
 
 ABSTAIN = -1
-RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
-Classifier = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Certificate:
     prediction: the class, or −1 for "abstain"; radius: certified ℓ2 radius, 0 on abstention;
     p_lower: lower confidence bound on p_A; count: how many of the n samples went to the class
     guessed; nan: how many were no class at all, because the logits held NaN.
+
+    n is 0 where `skip_wrong` left a wrong guess unbounded: prediction is that guess then, radius
+    and p_lower are 0 because nothing is certified, and nan counts samples of the guess.
     """
 
     prediction: Tensor
@@ -64,9 +69,6 @@ class Prediction:
     runner_up: Tensor
     n: Tensor
     nan: Tensor
-
-
-Result = TypeVar("Result", Certificate, Prediction)
 
 
 class SampleWarning(UserWarning):
@@ -90,6 +92,8 @@ def certify(
     soft: bool = False,
     delta: float | None = None,
     at_least: float | Sequence[float] | None = None,
+    labels: int | Sequence[int] | Tensor | None = None,
+    skip_wrong: bool = False,
     value_range: tuple[float, float] | None = (0.0, 1.0),
     fast: bool | None = None,
     compiled: bool | None = None,
@@ -111,6 +115,10 @@ def certify(
     most. `soft=True` certifies the classifier that averages softmax probabilities instead of votes
     (Salman et al. 2019).
 
+    `skip_wrong=True` spends the n samples only on images whose guess is their entry of `labels`.
+    The others count as 0 in every certified accuracy and in the ACR, whatever their bound; they
+    keep the guess, with radius 0 and n = 0. All other images get what they get without.
+
     On a GPU a hundred passes and more are replayed as one CUDA graph, and compiled first where
     that pays, or if `compiled` says so; in half precision with batch norms folded into weights.
     `fast=False` runs plain passes on the same noise.
@@ -129,14 +137,15 @@ def certify(
     names = as_index(index, len(images))
     step = block_size(tuple(images.shape[1:]))
     plan = looks(n, alpha, sequential=question is not None, step=step)
+    right = check_labels(labels, len(images)) if skip_wrong else None
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
     if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        done = certify_queue(model, source, n0, plan, question, way, len(images))
-        found = _in_order(list(done))
+        done = certify_queue(model, source, n0, plan, question, way, len(images), right)
+        found = in_order(list(done))
     else:
-        found = _certify(model, images, names, n0, plan, question, way)
-    return _first(found) if x.ndim == 3 else found
+        found = _certify(model, images, names, n0, plan, question, way, right)
+    return first(found) if x.ndim == 3 else found
 
 
 def _certify(
@@ -147,6 +156,7 @@ def _certify(
     plan: Looks,
     question: Question | None,
     way: Way,
+    right: list[int] | None,
 ) -> Certificate:
     with way.sampler(model, images, names) as sampler:
         guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
@@ -154,10 +164,11 @@ def _certify(
         def draw(size: int, active: Ints) -> Tally:
             return sampler.tally(ESTIMATE, active, size).of(guess[active])
 
+        asked = np.full(len(guess), True) if right is None else guess == np.array(right)
         lower, count, used = run_looks(
-            draw, sampler.images, plan, sigma=way.sigma, question=question, soft=way.soft
+            draw, asked, plan, sigma=way.sigma, question=question, soft=way.soft
         )
-        nan = sampler.nan(ESTIMATE)
+        nan = np.where(asked, sampler.nan(ESTIMATE), sampler.nan(SELECT))
     return _certificate(guess, lower, count, used, nan, way.sigma)
 
 
@@ -169,9 +180,13 @@ def certify_queue(
     question: Question | None,
     way: Way,
     count: int,
+    right: list[int] | None = None,
 ) -> Iterator[tuple[list[int], Certificate]]:
-    """Certificates of the `count` images of a source as they come, each with its place in it."""
-    procedure = Certifying(n0, plan, sigma=way.sigma, question=question, soft=way.soft)
+    """Certificates of the `count` images of a source as they come, each with its place in it.
+
+    `right` are their labels if wrong guesses are to be skipped.
+    """
+    procedure = Certifying(n0, plan, sigma=way.sigma, question=question, soft=way.soft, right=right)
     # A sequential certificate takes a fraction that nobody knows beforehand.
     samples = count * plan.sizes[-1] // (1 if question is None else 8)
     for images in settle(model, source, procedure, way, samples):
@@ -182,8 +197,9 @@ def certify_queue(
 def _certificate(
     guess: Ints, lower: Floats, count: Ints, used: Ints, nan: Ints, sigma: float
 ) -> Certificate:
+    # Without a sample to bound it by (n = 0) a guess stays one: it neither abstains nor certifies.
     return Certificate(
-        prediction=torch.from_numpy(np.where(lower < 0.5, ABSTAIN, guess)),
+        prediction=torch.from_numpy(np.where((lower < 0.5) & (used > 0), ABSTAIN, guess)),
         radius=torch.from_numpy(certified_radius(lower, sigma)),
         p_lower=torch.from_numpy(lower),
         count=torch.from_numpy(count),
@@ -221,12 +237,12 @@ def predict(
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled)
     if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        found = _in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
+        found = in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
     else:
         with way.sampler(model, images, names) as sampler:
             counts = sampler.tally(PREDICT, np.arange(sampler.images), n).counts
         found = _prediction(counts, n, alpha)
-    return _first(found) if x.ndim == 3 else found
+    return first(found) if x.ndim == 3 else found
 
 
 def predict_queue(
@@ -252,54 +268,3 @@ def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
         n=torch.full((len(counts),), n),
         nan=torch.from_numpy(counts[:, -1].copy()),
     )
-
-
-def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samples: int) -> bool:
-    """Whether passes are replayed: as told, else on a GPU where recording one pays."""
-    if fast is not None:
-        return fast
-    shape = tuple(x.shape[-3:])
-    passes = samples / (blocks_a_pass(shape, way.batch_size) * block_size(shape))
-    return choose_device(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
-
-
-def _in_order(parts: list[tuple[list[int], Result]]) -> Result:
-    """The parts put together, in the order of the places they come with."""
-    order = torch.tensor([place for places, _ in parts for place in places]).argsort()
-    first = parts[0][1]
-    whole = {f.name: torch.cat([getattr(part, f.name) for _, part in parts]) for f in fields(first)}
-    return replace(first, **{name: value[order] for name, value in whole.items()})
-
-
-def _first(result: Result) -> Result:
-    return replace(result, **{f.name: getattr(result, f.name)[0] for f in fields(result)})
-
-
-def check_options(
-    sigma: float,
-    n0: int,
-    n: int,
-    alpha: float,
-    *,
-    soft: bool = False,
-    delta: float | None = None,
-    at_least: float | Sequence[float] | None = None,
-) -> Question | None:
-    """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
-    if not (math.isfinite(sigma) and sigma > 0):
-        raise InvalidInput(f"sigma is a positive number on the pixel scale [0, 1], not {sigma}")
-    if not 0 < alpha < 1:
-        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
-    if n < 1 or n0 < 1:
-        raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
-    if delta is None and at_least is None:
-        return None
-    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
-    largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
-    for radius in asked:
-        if radius > largest:
-            raise InvalidInput(
-                f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
-                f"{radius:g} is out of reach; take more samples"
-            )
-    return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))

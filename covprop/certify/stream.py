@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from covprop.certify.bounds import looks
+from covprop.certify.calls import Classifier, check_labels, check_options, on_fast_path
 from covprop.certify.each import Source, Way
 from covprop.certify.noise import block_size
 from covprop.certify.smooth import (
     Certificate,
-    Classifier,
     Prediction,
     certify,
     certify_queue,
-    check_options,
-    on_fast_path,
     predict,
     predict_queue,
 )
@@ -37,6 +35,8 @@ def certify_each(
     soft: bool = False,
     delta: float | None = None,
     at_least: float | Sequence[float] | None = None,
+    labels: Sequence[int] | Tensor | None = None,
+    skip_wrong: bool = False,
     fast: bool | None = None,
     **more: Any,
 ) -> Iterator[tuple[list[int], Certificate]]:
@@ -44,7 +44,7 @@ def certify_each(
 
     Each time the places in the sequence, and a certificate with as many entries. On a GPU images
     that need more samples are overtaken; elsewhere one comes after the other. The arguments are
-    those of `certify`.
+    those of `certify`; `labels` are in the order of the images.
 
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)
     >>> images = ((i, torch.ones(1, 4, 4)) for i in range(3))
@@ -53,18 +53,21 @@ def certify_each(
     [([0], [0]), ([1], [0]), ([2], [0])]
     """
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
+    right = check_labels(labels, count) if skip_wrong else None
     source, x = _peek(images)
     if x is None:
         return
     way = _way(sigma, soft, **more)
     if not on_fast_path(model, x, way, fast, count * n):
         given = {"n0": n0, "n": n, "alpha": alpha, "soft": soft, **more}
-        given |= {"delta": delta, "at_least": at_least, "fast": False}
+        given |= {"delta": delta, "at_least": at_least, "skip_wrong": skip_wrong, "fast": False}
         for place, (index, image) in enumerate(source):
-            yield [place], certify(model, image[None], sigma=sigma, index=index, **given)
+            own = None if right is None else right[place]
+            found = certify(model, image[None], sigma=sigma, index=index, labels=own, **given)
+            yield [place], found
         return
     plan = looks(n, alpha, sequential=question is not None, step=block_size(tuple(x.shape)))
-    yield from certify_queue(model, source, n0, plan, question, way, count)
+    yield from certify_queue(model, source, n0, plan, question, way, count, right)
 
 
 def predict_each(

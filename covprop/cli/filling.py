@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from covprop.data import Batch, FolderImages, Images
 
 Found = TypeVar("Found")
+Answers = Iterator[tuple[list[int], Found]]
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 LOAD = 16  # images read at a time
 
@@ -32,12 +33,12 @@ def fill_log(
     positions: Sequence[int],
     *,
     device: "torch.device",
-    evaluate: "Callable[[Iterator[tuple[int, Tensor]], int], Iterator[tuple[list[int], Found]]]",
+    evaluate: "Callable[[Iterator[tuple[int, Tensor]], list[int]], Answers[Found]]",
     rows: "Callable[[list[int], list[int], Found, float], list[AnyRow]]",
 ) -> "list[AnyRow] | None":
     """Add to a log the rows it still lacks; all of them, or None while other processes work.
 
-    `evaluate(images, count)` answers a sequence of (position, image) as it can, and says the
+    `evaluate(images, labels)` answers a sequence of (position, image) as it can, and says the
     places in it that an answer is for; `rows(positions, labels, answer, seconds)` makes the rows.
     """
     from covprop.certify.records import Log
@@ -53,7 +54,7 @@ def fill_log(
         try:
             with progress(len(share), len(share) - len(todo)) as advance:
                 lap = _stopwatch()
-                for places, found in evaluate(source, len(todo)):
+                for places, found in evaluate(source, labels):
                     index = [todo[p] for p in places]
                     seconds = lap() / len(places)
                     for row in rows(index, [labels[p] for p in places], found, seconds):

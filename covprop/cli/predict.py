@@ -53,7 +53,9 @@ def predict(
     """
     import torch
 
-    from covprop.certify import predict_each, smooth
+    from covprop.certify import predict as vote
+    from covprop.certify import predict_each
+    from covprop.certify.calls import check_options
     from covprop.certify.rows import PredictRow
     from covprop.cli import smoothing
     from covprop.cli.filling import fill_log
@@ -62,14 +64,14 @@ def predict(
     level = smoothing.choose_sigma(subject, sigma)
     where = smoothing.choose_device(device)
     question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
-    smooth.check_options(level, 1, n, alpha)
+    check_options(level, 1, n, alpha)
     model = subject.model.to(where)
 
     asked = {"num_classes": subject.num_classes, "batch_size": batch, "device": where, **question}
     asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
         x = _read_pictures(pictures, subject.image_shape)
-        _show(pictures, smooth.predict(model, x, **asked), smoothing.class_names(subject))
+        _show(pictures, vote(model, x, **asked), smoothing.class_names(subject))
         return
     images = smoothing.load_images(subject, split, data)
     positions = smoothing.choose_positions(images, subject.dataset, skip, most)
@@ -79,9 +81,9 @@ def predict(
     )
 
     def evaluate(
-        source: "Iterator[tuple[int, Tensor]]", count: int
+        source: "Iterator[tuple[int, Tensor]]", labels: list[int]
     ) -> "Iterator[tuple[list[int], Prediction]]":
-        return predict_each(model, source, count, **asked)
+        return predict_each(model, source, len(labels), **asked)
 
     path = out or subject.log_path("predict", level)
     rows = fill_log(

@@ -121,7 +121,7 @@ def simulate(
         at = size
         return Tally(size, count[active])
 
-    lower, _, used = run_looks(draw, len(p), plan, sigma=sigma, question=question)
+    lower, _, used = run_looks(draw, np.full(len(p), True), plan, sigma=sigma, question=question)
     return lower, used
 
 

@@ -1,0 +1,92 @@
+"""What `certify` and `predict` share: options checked, the way chosen, answers brought in order."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covprop.certify.bounds import Question, best_lower, certified_radius
+from covprop.certify.each import Way
+from covprop.certify.noise import block_size
+from covprop.certify.sample import blocks_a_pass, choose_device
+from covprop.errors import InvalidInput
+
+RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
+Classifier = Callable[[Tensor], Tensor]
+
+
+class Answer(Protocol):
+    """A dataclass of tensors, one entry an image."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Result = TypeVar("Result", bound=Answer)
+
+
+def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samples: int) -> bool:
+    """Whether passes are replayed: as told, else on a GPU where recording one pays."""
+    if fast is not None:
+        return fast
+    shape = tuple(x.shape[-3:])
+    passes = samples / (blocks_a_pass(shape, way.batch_size) * block_size(shape))
+    return choose_device(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
+
+
+def in_order(parts: list[tuple[list[int], Result]]) -> Result:
+    """The parts put together, in the order of the places they come with."""
+    order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+    first = parts[0][1]
+    whole = {f.name: torch.cat([getattr(part, f.name) for _, part in parts]) for f in fields(first)}
+    return replace(first, **{name: value[order] for name, value in whole.items()})
+
+
+def first(result: Result) -> Result:
+    """The answer for one image alone."""
+    return replace(result, **{f.name: getattr(result, f.name)[0] for f in fields(result)})
+
+
+def check_options(
+    sigma: float,
+    n0: int,
+    n: int,
+    alpha: float,
+    *,
+    soft: bool = False,
+    delta: float | None = None,
+    at_least: float | Sequence[float] | None = None,
+) -> Question | None:
+    """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
+    if not (math.isfinite(sigma) and sigma > 0):
+        raise InvalidInput(f"sigma is a positive number on the pixel scale [0, 1], not {sigma}")
+    if not 0 < alpha < 1:
+        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
+    if n < 1 or n0 < 1:
+        raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
+    if delta is None and at_least is None:
+        return None
+    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
+    largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
+    for radius in asked:
+        if radius > largest:
+            raise InvalidInput(
+                f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
+                f"{radius:g} is out of reach; take more samples"
+            )
+    return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
+
+
+def check_labels(labels: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
+    """The images' labels; refused where they are missing or not one an image."""
+    if labels is None:
+        raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
+    given = (
+        [labels] if isinstance(labels, int) else [int(y) for y in torch.as_tensor(labels).view(-1)]
+    )
+    if len(given) != images:
+        raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")
+    return given
