@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -106,12 +107,32 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
         raise InvalidInput(f"Recipe {file} is not valid TOML: {error}.") from error
     except OSError as error:
         raise InvalidInput(f"Recipe {file} cannot be read: {error.strerror}.") from error
+    found = _resolved(raw, overrides, file.parent)
+    if isinstance(found, Recipe):
+        return found
+    blamed = _to_blame(found, raw, overrides, file.parent)
+    where = " ".join(f"--set {one}" for one in blamed) or f"Recipe {file}"
+    raise InvalidInput(f"{where}: {found}")
+
+
+def _resolved(raw: Config, overrides: Sequence[str], beside: Path) -> Recipe | str:
+    """The recipe with these overrides, or the sentence about what is wrong with it."""
+    raw = copy.deepcopy(raw)
     for override in overrides:
         _override(raw, override)
     try:
-        return resolve(raw, beside=file.parent)
+        return resolve(raw, beside)
     except InvalidInput as error:
-        raise InvalidInput(f"Recipe {file}: {error}") from error
+        return str(error)
+
+
+def _to_blame(said: str, raw: Config, overrides: Sequence[str], beside: Path) -> Sequence[str]:
+    """The overrides without which that sentence would not be said; none where the file alone
+    brings it about."""
+    if not overrides or _resolved(raw, (), beside) == said:
+        return ()
+    rest = {one: [other for other in overrides if other != one] for one in overrides}
+    return [one for one in rest if _resolved(raw, rest[one], beside) != said] or overrides
 
 
 def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:

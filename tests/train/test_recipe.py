@@ -99,6 +99,24 @@ def test_a_slip_is_one_sentence(file: Path, override: str, message: str) -> None
     with pytest.raises(InvalidInput, match=message) as caught:
         load(str(file), [override])
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("--set")
+    assert "mine.toml" not in str(caught.value)
+
+
+def test_the_one_override_that_is_wrong_is_named_and_the_file_for_its_own_faults(
+    file: Path,
+) -> None:
+    with pytest.raises(InvalidInput, match=r"^--set train\.lr=-1: train\.lr must be"):
+        load(str(file), ["train.epochs=30", "train.lr=-1", "model=lenet"])
+    with pytest.raises(
+        InvalidInput, match=r"^--set train\.milestones=\[9\] --set train\.epochs=5: "
+    ):
+        load(str(file), ["train.milestones=[9]", "train.epochs=5", "train.seed=1"])
+    file.write_text(TEXT.replace("sigma", "sgima"))
+    with pytest.raises(
+        InvalidInput, match=r"^Recipe .*mine\.toml: Unknown recipe key noise\.sgima"
+    ):
+        load(str(file), ["train.epochs=30"])
 
 
 @pytest.mark.parametrize(
