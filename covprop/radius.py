@@ -43,13 +43,31 @@ def top_two(mean: Tensor) -> TopTwo:
 
 
 def check_labels(mean: Tensor, labels: Tensor) -> None:
-    """One class number an image, or InvalidInput. Whether it is a class is left to torch: to look
-    at the numbers would make a GPU wait."""
+    """One class number an image, or InvalidInput.
+
+    On a GPU whether it is a class is left to torch, since a look at the numbers would make the
+    GPU wait; so it is where a compiler or vmap has no numbers to look at.
+    """
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.shape != mean.shape[:1] or not whole:
         raise InvalidInput(
             f"labels of shape {list(labels.shape)} and {labels.dtype} for {len(mean)} images: "
             f"give [{len(mean)}] class numbers, as torch.int64."
+        )
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_range(labels, mean.shape[1])
+
+
+def _check_range(labels: Tensor, classes: int) -> None:
+    wrong = (labels < 0) | (labels >= classes)
+    try:
+        place = int(wrong.int().argmax()) if wrong.any() else None
+    except RuntimeError:  # vmap, or a fake tensor
+        return
+    if place is not None:
+        raise InvalidInput(
+            f"label {int(labels[place])} of image {place} is outside 0..{classes - 1}, "
+            "the classes of the logits."
         )
 
 

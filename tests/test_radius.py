@@ -136,6 +136,28 @@ def test_labels_that_are_not_one_class_number_an_image_are_refused(labels: Tenso
         RadiusLoss(0.25)(out, labels)
 
 
+@pytest.mark.parametrize("wrong", [-100, -1, 4])
+def test_labels_that_are_no_class_are_refused(wrong: int) -> None:
+    out, y = Gaussian(torch.randn(3, 4), torch.eye(4)), torch.tensor([3, wrong, 0])
+    for found in (RadiusLoss(0.25), lambda out, y: estimated_radius(out, 0.25, y)):
+        with pytest.raises(InvalidInput, match=rf"label {wrong} of image 1 is outside 0\.\.3, the"):
+            found(out, y)
+
+
+def test_per_image_losses_by_vmap_and_by_a_compiler() -> None:
+    mean, y = torch.randn(3, 4), torch.tensor([3, 1, 0])
+    criterion = RadiusLoss(0.25, reduction="none")
+
+    def loss(mean: Tensor, y: Tensor) -> Tensor:
+        out = Gaussian(mean, torch.eye(4))
+        return criterion(out, y) + estimated_radius(out, 0.25, y)
+
+    mapped = torch.vmap(loss)(mean[:, None], y[:, None])
+    assert torch.allclose(mapped[:, 0], loss(mean, y))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(mean, y), loss(mean, y))
+
+
 def test_moments_know_their_sigma_and_refuse_another() -> None:
     prop = covprop.Propagator(nn.Linear(4, 3), 0.25, (4,))
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)

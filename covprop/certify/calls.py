@@ -80,8 +80,10 @@ def check_options(
     return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
 
 
-def check_labels(labels: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
-    """The images' labels; refused where they are missing or not one an image."""
+def check_labels(
+    labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
+) -> list[int]:
+    """The images' labels; refused where they are missing, not one an image, or no class."""
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
     given = (
@@ -89,4 +91,11 @@ def check_labels(labels: int | Sequence[int] | Tensor | None, images: int) -> li
     )
     if len(given) != images:
         raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")
+    for place, label in enumerate(given):
+        if label < 0 or (num_classes is not None and label >= num_classes):
+            last = "" if num_classes is None else num_classes - 1
+            raise InvalidInput(
+                f"label {label} of image {place} is outside 0..{last}, the classes: no guess could "
+                "be right, so skip_wrong would skip the image"
+            )
     return given

@@ -137,7 +137,7 @@ def certify(
     names = as_index(index, len(images))
     step = block_size(tuple(images.shape[1:]))
     plan = looks(n, alpha, sequential=question is not None, step=step)
-    right = check_labels(labels, len(images)) if skip_wrong else None
+    right = check_labels(labels, len(images), num_classes) if skip_wrong else None
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
     if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
         source = zip(names, images, strict=True)

@@ -53,7 +53,7 @@ def certify_each(
     [([0], [0]), ([1], [0]), ([2], [0])]
     """
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
-    right = check_labels(labels, count) if skip_wrong else None
+    right = check_labels(labels, count, more.get("num_classes")) if skip_wrong else None
     source, x = _peek(images)
     if x is None:
         return

@@ -142,10 +142,15 @@ def test_nan_while_guessing_is_told(fast: bool) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(None, "skip_wrong compares every guess with its label"), ([1], "2 images need 2 labels")],
+    [
+        (None, "skip_wrong compares every guess with its label"),
+        ([1], "2 images need 2 labels"),
+        ([0, 3], r"label 3 of image 1 is outside 0\.\.2, the classes"),
+        ([-1, 0], r"label -1 of image 0 is outside 0\.\.2, the classes"),
+    ],
 )
 def test_labels_are_needed(labels: list[int] | None, message: str) -> None:
-    given = {"sigma": SIGMA, "n": 500, "labels": labels, "skip_wrong": True}
+    given = {"sigma": SIGMA, "n": 500, "labels": labels, "skip_wrong": True, "num_classes": 3}
     with pytest.raises(InvalidInput, match=message):
         certify(network(), images(2), **given)
     with pytest.raises(InvalidInput, match=message):
