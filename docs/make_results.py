@@ -127,9 +127,11 @@ def samples(summary: Summary) -> str:
     """How a row was certified, in few words."""
     c = summary.certification
     most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
-    if "sequential" not in mode or c.samples is None:
+    sequential = "sequential" in mode
+    if c.samples is None or not (sequential or c.rows.skipped.any()):
         return most
-    return f"{c.samples:,.0f} of {most}, δ {mode.rsplit(' ', 1)[-1]}"
+    delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
+    return f"{c.samples:,.0f} of {most}{delta}"
 
 
 def table(wave: str) -> str:
@@ -158,11 +160,16 @@ def table(wave: str) -> str:
     note = (
         f"\nCertified accuracy in %, {c.meta.get('split', 'test')} images, α = "
         f"{c.meta['alpha']:g}. ± is the standard deviation over seeds, or for one seed half the "
-        "95 % interval over the images.\n"
+        "95 % interval over the images."
     )
+    if any(m.certification.rows.skipped.any() for p in found for m in p.group.members):
+        note += (
+            " N is the mean over all images; images whose guess was wrong, which "
+            "count as 0 whatever follows, got none."
+        )
     save(f"results-{wave}.png", certified_curves([p.first for p in points(wave)]))
     picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
-    return grid(titles, rows) + note + published(c.data, sigma) + picture
+    return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
 
 
 def published(data: str, sigma: float) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from certifications import add_estimates, draw_rows, make_run
+from certifications import add_estimates, draw_rows, make_run, skip_wrong
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,6 +133,25 @@ def test_truth_compares_on_the_same_images(make: ModuleType, tmp_path: Path) -> 
     assert row[1] == "shared"
     assert float(row[3]) == pytest.approx(2 * float(row[2]), abs=2e-3)
     assert row[4:] == ["1.00", "1.00", "2.00 / 2.00 / 2.00"]
+
+
+def test_wrong_guesses_that_were_not_bounded(make: ModuleType, tmp_path: Path) -> None:
+    """They change no number of the table but N, and are no certified radii of 0."""
+    log = add_run(tmp_path / "wave", "a", 0)
+    add_estimates(log, {"shared": {r["idx"]: 2 * r["radius"] + 1 for r in draw_rows(1, 0.25)}})
+    (full,) = lines(make.table("wave"), "a`")
+    rows = skip_wrong(log)
+    text = make.table("wave")
+    (short,) = lines(text, "a`")
+    assert short[:-1] == full[:-1]
+    right = [row for row in rows if row["n"]]
+    assert short[-1] == f"{1000 * len(right) / len(rows):,.0f} of 1,000"
+    assert "whose guess was wrong" in text
+    (truth,) = lines(make.truth("wave"), "a`")
+    assert float(truth[2]) == pytest.approx(
+        sum(row["radius"] for row in right) / len(right), abs=1e-3
+    )
+    assert truth[4] == "1.00"
 
 
 def test_the_log_keeps_failures(make: ModuleType, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def as_float(value: object) -> float | None:
 
 
 def samples_cell(certification: Certification) -> Cell:
-    """How many samples an image had, and what a sequential certification was asked."""
+    """How many samples an image had of how many, and what a sequential certification was asked."""
     most, mean = as_float(certification.meta.get("n")), certification.samples
     if mean is None or most is None:
         return number_cell(most if mean is None else mean)
     mode = str(certification.meta.get("mode", ""))
-    if "sequential" not in mode:
+    if "sequential" not in mode and not certification.rows.skipped.any():
         return Cell(f"{most:,.0f}", value=mean)
     within = re.search(r"within ([\d.e-]+)", mode)
     delta = f", δ {within[1]}" if within else ""
@@ -67,6 +67,13 @@ def interval_cell(interval: Interval, scale: float, digits: int) -> Cell:
         interval.value,
         interval,
     )
+
+
+def abstain_cell(interval: Interval, certification: Certification) -> Cell:
+    """In per cent; a lower bound where wrong guesses were not bounded, and some would abstain."""
+    if certification.rows.skipped.any():
+        return Cell(f"≥ {100 * interval.value:.1f}", value=interval.value)
+    return interval_cell(interval, 100, 1)
 
 
 def duration(seconds: float) -> str:

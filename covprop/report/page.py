@@ -59,6 +59,7 @@ def render(
         outcomes=list(zip(P_NAMES, OUTCOMES, strict=True)),
         sources=sorted({s.certification.p_source for s in summaries if s.p_shares}),
         scatters=[_scatter(s, a) for s in summaries for a in s.agreements],
+        skipped=any(s.certification.rows.skipped.any() for s in summaries),
         facts={"end": end, "runs": [_hover_facts(s) for s in summaries]},
     )
 
@@ -93,6 +94,8 @@ def _run(summary: Summary, end: float) -> dict[str, Any]:
         "certification": f"{duration(float(c.rows.seconds.sum()))} in all, "
         f"{duration(float(c.rows.seconds.mean()))} an image",
     }
+    if c.rows.skipped.any():
+        facts["wrong guesses"] = f"{c.rows.skipped.sum():,} were not bounded"
     if c.samples is not None:
         facts["samples"] = f"{c.samples:,.0f} an image on average"
     if c.p_source:

@@ -180,7 +180,8 @@ def _p_lower(rows: Rows, journal: Journal | None, sigma: float | None) -> tuple[
         return journal.p_lower, RECORDED
     if sigma is None:
         return None, ""
-    return np.where(rows.abstained, np.nan, ndtr(rows.radius / sigma)), INVERTED
+    unknown = rows.abstained | rows.skipped
+    return np.where(unknown, np.nan, ndtr(rows.radius / sigma)), INVERTED
 
 
 def _estimates(

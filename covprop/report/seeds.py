@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from covprop.report.summary import Summary
 
-OF_ONE_RUN = ("seed", "weights")
-"""What tells the certifications of two seeds apart though they were made alike."""
+OF_ONE_RUN = ("seed", "weights", "skip_wrong", "not_bounded")
+"""What tells the certifications of two seeds apart though their numbers mean the same."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Summary:
     certification: Certification
     acr: Interval
     certified: tuple[Interval, ...]
-    abstain: Interval
+    abstain: Interval  # at least that, where wrong guesses were not bounded
     curve: Curve
     p_shares: tuple[float, ...] | None  # one share a name in P_NAMES; None without p_A
     agreements: tuple[Agreement, ...]
@@ -116,7 +116,10 @@ def certified_curve(certification: Certification) -> Curve:
 
 
 def p_shares(certification: Certification) -> tuple[float, ...] | None:
-    """Shares of all images: wrong, abstained, then correct ones by the lower bound of p_A."""
+    """Shares of all images: wrong, abstained, then correct ones by the lower bound of p_A.
+
+    A wrong guess that was not bounded counts as wrong, though it might have abstained.
+    """
     rows, p_lower = certification.rows, certification.p_lower
     if p_lower is None:
         return None
@@ -127,12 +130,15 @@ def p_shares(certification: Certification) -> tuple[float, ...] | None:
 
 
 def agreements(certification: Certification) -> tuple[Agreement, ...]:
-    """Each estimator against the certificate, over images that have both; abstentions count 0."""
+    """Each estimator against the certificate, over images that have both; abstentions count 0.
+
+    A guess that was not bounded has no certified radius; its 0 would be set against an estimate.
+    """
     rows = certification.rows
     kind = np.where(rows.abstained, 1, np.where(rows.correct, 2, 0)).astype(np.int64)
     found = []
     for estimator, estimated in certification.estimates.items():
-        both = np.isfinite(estimated)
+        both = np.isfinite(estimated) & ~rows.skipped
         x, y = rows.radius[both], estimated[both]
         varies = len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0
         found.append(

@@ -14,6 +14,7 @@ from covprop.report.cells import (
     ABSENT,
     Cell,
     Column,
+    abstain_cell,
     as_float,
     correlation_cell,
     duration_cell,
@@ -31,9 +32,13 @@ NOTE = (
     "0 % and 100 %, so none is given there)."
 )
 SAMPLES_NOTE = (
-    " samples: noisy copies drawn of each image; of a sequential certification their mean, the "
-    "most it may draw, and δ, by how much all of those would be expected to raise a radius. α: the "
-    "probability with which a radius may be wrong."
+    " samples: noisy copies drawn of each image; where not all had as many, their mean and the "
+    "most that may be drawn, and of a sequential certification δ, by how much all of those would "
+    "be expected to raise a radius. α: the probability with which a radius may be wrong."
+)
+SKIPPED_NOTE = (
+    " ≥: wrong guesses were not bounded (--skip-wrong), which changes neither ACR nor certified "
+    "accuracy; which of them would have abstained is unknown."
 )
 SEEDS_NOTE = "Runs that differ in the seed alone: mean, and ± the standard deviation over the runs."
 P_NOTE = (
@@ -44,6 +49,8 @@ AGREEMENT_NOTE = (
     "Estimated radii come from a closed form and certify nothing; their correlation with the "
     "certified radius runs over all images that have both, an abstention counting as radius 0."
 )
+SKIPPED_P_NOTE = " Wrong guesses that were not bounded are wrong."
+SKIPPED_AGREEMENT_NOTE = " Wrong guesses that were not bounded have no certified radius."
 
 
 def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column]:
@@ -66,7 +73,7 @@ def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column
             )
             for k, r in enumerate(radii)
         ),
-        column("abstain %", lambda s: interval_cell(s.abstain, 100, 1)),
+        column("abstain %", lambda s: abstain_cell(s.abstain, s.certification)),
         column("images", lambda s: number_cell(len(s.certification.rows))),
         column("samples", lambda s: samples_cell(s.certification)),
         column("α", lambda s: number_cell(as_float(s.certification.meta.get("alpha")))),
@@ -127,14 +134,17 @@ def agreement_columns(summaries: Sequence[Summary]) -> list[Column]:
 def tables(radii: Sequence[float], summaries: Sequence[Summary]) -> list[tuple[list[Column], str]]:
     """Every table of a report with the note below it; p_A and estimates only where known."""
     known = any(s.certification.samples or s.certification.meta for s in summaries)
-    made = [(columns(radii, summaries), NOTE + SAMPLES_NOTE * known)]
+    skipped = any(s.certification.rows.skipped.any() for s in summaries)
+    note = NOTE + SAMPLES_NOTE * known + SKIPPED_NOTE * skipped
+    made = [(columns(radii, summaries), note)]
     repeated = [group for group in by_recipe(summaries) if len(group.members) > 1]
     if repeated:
         made.append((seed_columns(radii, repeated), SEEDS_NOTE))
     if any(s.p_shares for s in summaries):
-        made.append((p_columns(summaries), P_NOTE))
+        made.append((p_columns(summaries), P_NOTE + SKIPPED_P_NOTE * skipped))
     if any(s.agreements for s in summaries):
-        made.append((agreement_columns(summaries), AGREEMENT_NOTE))
+        note = AGREEMENT_NOTE + SKIPPED_AGREEMENT_NOTE * skipped
+        made.append((agreement_columns(summaries), note))
     return made
 
 
@@ -211,6 +221,7 @@ _TEX = {
     "σ": r"$\sigma$",
     "ℓ": r"$\ell$",
     "±": r"$\pm$",
+    "≥": r"$\geq$",
     "δ": r"$\delta$",
     "α": r"$\alpha$",
     "–": "--",
@@ -249,7 +260,7 @@ def comma_separated(radii: Sequence[float], summaries: Sequence[Summary]) -> str
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     facts = ["name", "file", "data", "method", "sigma", "images", "train_seconds", "epochs"]
-    facts += ["mean_samples", "n", "alpha", "mode"]
+    facts += ["mean_samples", "n", "alpha", "mode", "not_bounded"]
     ends = [f"{name}{end}" for name in intervals for end in ("", "_low", "_high")]
     writer.writerow([*facts, *ends, *shares, "p_a_source"])
     for s in summaries:
@@ -258,13 +269,14 @@ def comma_separated(radii: Sequence[float], summaries: Sequence[Summary]) -> str
         known = [c.name, c.path, c.images_of, c.method, c.sigma, len(c.rows)]
         known += [c.train_seconds, c.epochs]
         known += [c.samples, *(c.meta.get(key) for key in ("n", "alpha", "mode"))]
+        known.append(int(c.rows.skipped.sum()))
         row = [*known, *numbers, *(s.p_shares or [None] * len(P_NAMES)), c.p_source]
         writer.writerow(["" if fact is None else fact for fact in row])
     return out.getvalue()
 
 
 def estimates_csv(summaries: Sequence[Summary]) -> str:
-    """Estimated and certified radius side by side, a row an image, run and estimator."""
+    """Estimated and certified radius side by side, a row an image that has both, and estimator."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -274,7 +286,7 @@ def estimates_csv(summaries: Sequence[Summary]) -> str:
         rows = c.rows
         for estimator, estimated in c.estimates.items():
             for i in range(len(rows)):
-                if math.isfinite(estimated[i]):
+                if math.isfinite(estimated[i]) and not rows.skipped[i]:
                     facts = [rows.idx[i], rows.label[i], rows.predict[i], rows.radius[i]]
                     writer.writerow([c.name, *facts, estimator, estimated[i]])
     return out.getvalue()

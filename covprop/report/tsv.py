@@ -23,7 +23,7 @@ class Rows:
     idx: NDArray[np.int64]
     label: NDArray[np.int64]
     predict: NDArray[np.int64]
-    radius: NDArray[np.float64]  # certified radius; 0 where the classifier abstains
+    radius: NDArray[np.float64]  # certified radius; 0 where there is none
     correct: NDArray[np.bool_]
     seconds: NDArray[np.float64]
     warnings: tuple[str, ...] = ()
@@ -34,6 +34,11 @@ class Rows:
     @property
     def abstained(self) -> NDArray[np.bool_]:
         return self.predict == ABSTAIN
+
+    @property
+    def skipped(self) -> NDArray[np.bool_]:
+        """Wrong guesses that were not bounded: a class that is certified has a radius above 0."""
+        return ~self.correct & ~self.abstained & (self.radius == 0)
 
 
 def parse_seconds(text: str) -> float:
