@@ -11,8 +11,9 @@ dozen steps and writes OUT/timing.tsv. The archive holds all of this but weights
 suspects: unpack it in results/noisy/. Where all runs are finished, the page is written anew from
 their files. $COVPROP_COMMIT tells the commit where there is no git.
 
-`--set train.compile=true` is worth it for some dozens of epochs: a process compiles a method once
-for all its seeds, and the others find most of it in the compiler's cache on the disk.
+`--set train.compile=true` is worth it for some dozens of epochs, where "auto" does not yet
+compile: a process compiles a method once for all its seeds, and the others find most of it in the
+compiler's cache on the disk.
 """
 
 import argparse
