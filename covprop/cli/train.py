@@ -74,6 +74,7 @@ def train(
     covprop train mnist/gaussian-0.50 --set train.epochs=3 --set train.lr=0.1
     covprop train my.toml --set model=my_net.py:build      an own model
     covprop train my.toml --set data=photos.npz            own data
+    covprop train my.toml --set train.fast=false           no CUDA graph, no compiler
     torchrun --nproc-per-node=8 -m covprop train imagenet/radius-0.50
 
     The run folder gets config.toml (every value, defaults included; itself a recipe),
