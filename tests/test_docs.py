@@ -20,6 +20,7 @@ from covprop.propagate.faults import REASONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEASURED = sorted((ROOT / "results").rglob("*.md")) + sorted((ROOT / "benchmarks").glob("*.md"))
 RULES = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 MODULES = [module.name for module in pkgutil.walk_packages(covprop.__path__, "covprop.")]
 
@@ -72,7 +73,7 @@ def anchors(text: str) -> set[str]:
     return {title.strip().lower().replace(" ", "-") for title in kept}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", PAGES + MEASURED, ids=names(PAGES + MEASURED))
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
