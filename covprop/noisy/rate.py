@@ -12,7 +12,8 @@ and one around the wrong ones; the rate is the weight of the lower one.
 The interval is the hull of both estimates' bootstrap intervals and of the share of labels that the
 network confidently contradicts (C's off-diagonal over n, unscaled). It covers chance and the
 disagreement of the three, not an error they share: a network that has learned the wrong labels by
-heart, or never learned the right ones, misleads them all.
+heart, or never learned the right ones, misleads them all. So it holds the truth less often than its
+confidence says, and in short runs much less often.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BINS = 200
 
 
 class Estimate(NamedTuple):
-    """A noise rate and the interval that holds it, at the asked confidence."""
+    """A noise rate and the interval of its bootstrap, at the asked confidence."""
 
     rate: float
     low: float

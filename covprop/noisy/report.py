@@ -153,6 +153,10 @@ def sentences(summary: dict[str, Any]) -> list[str]:
         f"{rate['high']:.0%}"
     )
     lines.append(line + (f" (truly {rate['true']:.0%})." if rate["true"] is not None else "."))
+    lines.append(
+        "The bounds are those of chance and of three estimates' disagreement; a network that "
+        "learned wrong labels, or not yet the right ones, misleads all three."
+    )
     if rate["estimate"] > 0.5:
         lines.append("More than half of them: rather the network is wrong; train it longer.")
     found = summary["suspects"]

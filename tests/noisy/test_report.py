@@ -45,9 +45,10 @@ def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
     np.testing.assert_allclose(own, found.quality, rtol=1e-5)
     with Image.open(run / "suspects.png") as picture:
         assert picture.size == (1200, 975)
-    assert len(sentences(summary)) == 3
+    assert len(sentences(summary)) == 4
+    assert "misleads all three" in sentences(summary)[2], "what the interval does not cover"
     summary["noise_rate"]["estimate"] = 0.8
-    assert "rather the network is wrong" in sentences(summary)[2]
+    assert "rather the network is wrong" in sentences(summary)[3]
 
 
 def test_labels_of_unknown_quality(tmp_path: Path) -> None:
