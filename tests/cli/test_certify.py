@@ -100,19 +100,23 @@ def test_shares_of_several_processes(
     cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = tmp_path / "alone.tsv"
-    cli("certify", run_folder, *QUICK, "--out", alone)
+    words = ("certify", run_folder, *QUICK, "--sigma", 0.6, "--skip-wrong", "--out")
+    cli(*words, alone)
     shared = tmp_path / "shared.tsv"
     monkeypatch.setenv("WORLD_SIZE", "3")
     outputs = []
     for rank in (2, 0, 1):
         monkeypatch.setenv("RANK", str(rank))
-        code, out, _ = cli("certify", run_folder, *QUICK, "--out", shared)
+        code, out, _ = cli(*words, shared)
         assert code == 0
         outputs.append(out)
     assert outputs[:2] == ["", ""]
     assert "8 images" in outputs[2]
     assert table(alone) == table(shared)
     assert journal(alone) == journal(shared)
+    sidecars = [path.with_suffix(".json").read_text() for path in (alone, shared)]
+    assert sidecars[0] == sidecars[1]
+    assert 0 < json.loads(sidecars[0])["not_bounded"] < 8
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
