@@ -19,20 +19,18 @@ compiler's cache on the disk.
 import argparse
 import dataclasses
 import gc
-import io
 import json
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from noisy_page import conclude, tell_machine
 from rich.console import Console
 
 from covprop import data
@@ -47,7 +45,6 @@ from covprop.train.setup import with_facts, with_labels
 MAIN = ("coteaching", "radius-layer", "radius-label", "truncated", "plain", "radius-largest")
 """These get every seed, the others the first one; the longest begin first."""
 SCALED = ("from_epoch", "refresh", "pretrain", "layer", "ramp")
-KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 TIMED_STEPS = 64
 EVALUATED = 1.15
 """What an epoch takes with its evaluation and checkpoint, of what its steps take."""
@@ -223,57 +220,6 @@ def run_all(options: argparse.Namespace, jobs: list[Job], began: float) -> None:
             finished = now
 
 
-def conclude(options: argparse.Namespace) -> None:
-    """README.md, curves.png and the archive, from the runs that are finished."""
-    if not any(options.out.glob("*/summary.json")):
-        return
-    entries = compare.read(options.out)
-    page = compare.page(
-        entries,
-        title=f"Noisy labels: {options.dataset}",
-        machine=json.loads((options.out / "machine.json").read_text(encoding="utf-8")),
-        timing=compare.read_timing(options.out / "timing.tsv"),
-    )
-    write(options.out / "README.md", page.encode())
-    write(options.out / "curves.png", compare.curves(entries))
-    if options.archive is None:
-        return
-    names = ["README.md", "curves.png", "machine.json", "timing.tsv"]
-    names += [f"{entry.name}-seed{entry.seed}/{file}" for entry in entries for file in KEPT]
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name in names:
-            if (options.out / name).exists():
-                archive.add(options.out / name, f"{options.out.name}/{name}")
-    write(options.archive, content.getvalue())
-
-
-def tell_machine(options: argparse.Namespace, jobs: list[Job], facts: machine.Facts) -> None:
-    """machine.json: where, with what, and by which command; under `later`, what went on with it."""
-    path = options.out / "machine.json"
-    if path.exists() and not jobs:
-        return
-    found: dict[str, Any] = dict(facts)
-    found["command"] = said_without_paths(sys.argv[1:])
-    found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
-    if path.exists():
-        first = json.loads(path.read_text(encoding="utf-8"))
-        kept = {key: found[key] for key in ("device", "commit", "date", "command")}
-        kept["runs"] = [job.out.name for job in jobs]
-        found = first | {"later": [*first.get("later", []), kept]}
-    write(path, (json.dumps(found, indent=2) + "\n").encode())
-
-
-def said_without_paths(words: list[str]) -> str:
-    """The command, with DATA for the folder after --data and so on: it is published."""
-    before = ["", *words]
-    said = [
-        name.removeprefix("--").upper() if name in ("--data", "--out", "--archive") else word
-        for name, word in zip(before, words, strict=False)
-    ]
-    return shlex.join(["python", "benchmarks/noisy.py", *said])
-
-
 def stop(*_: object) -> None:
     """On SIGTERM: at once. What is finished lies in the archive, what is not in checkpoints."""
     for child in multiprocessing.active_children():
@@ -305,7 +251,7 @@ def main() -> None:
         print(f"{options.epochs} epochs", flush=True)
     end = began + 60 * options.minutes if options.minutes else float("inf")
     jobs = planned(options, pairs, end)
-    tell_machine(options, jobs, facts)
+    tell_machine(options, [job.out.name for job in jobs], facts)
     run_all(options, jobs, began)
     conclude(options)
     page = options.out / "README.md"

@@ -1,32 +1,20 @@
 """The grid of noisy-label runs: schedules in proportion, and what is brought home."""
 
 import argparse
-import importlib.util
 import json
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from scripts import benchmark
 
 from covprop.bench import machine
 from covprop.train import load, shipped
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "noisy.py"
+page = benchmark("noisy_page")
+noisy = benchmark("noisy")
 RECIPES = [name for name in shipped() if name.startswith("noisy/")]
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_noisy", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-noisy = script()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -53,8 +41,8 @@ def test_the_archive_has_no_weights(tmp_path: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary | {"epochs": 1, "suspects": {}}))
     (run / "state.pt").write_bytes(b"large")
     options = argparse.Namespace(dataset="digits", out=out, archive=tmp_path / "a.tar.gz")
-    noisy.tell_machine(options, [], machine.facts(torch.device("cpu")))
-    noisy.conclude(options)
+    page.tell_machine(options, [], machine.facts(torch.device("cpu")))
+    page.conclude(options)
     with tarfile.open(options.archive) as archive:
         names = {name.removeprefix("digits-pair-0.45/") for name in archive.getnames()}
     kept = {f"plain-seed0/{name}" for name in ("config.toml", "metrics.jsonl", "summary.json")}
@@ -64,13 +52,12 @@ def test_the_archive_has_no_weights(tmp_path: Path) -> None:
 
 def test_commands_that_went_on_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = argparse.Namespace(out=tmp_path)
-    job = noisy.Job("r", [], tmp_path / "plain-seed1", None, 0.0)
     words = ["digits", "--out", "/home/me/o", "--data", "d", "--archive", "a.tgz", "--jobs", "2"]
     monkeypatch.setattr("sys.argv", ["noisy.py", *words])
     facts = machine.facts(torch.device("cpu"))
-    for commit, jobs in (("one", [job]), ("two", []), ("three", [job])):
+    for commit, runs in (("one", ["plain-seed1"]), ("two", []), ("three", ["plain-seed1"])):
         monkeypatch.setenv("COVPROP_COMMIT", commit)
-        noisy.tell_machine(options, jobs, facts)
+        page.tell_machine(options, runs, facts)
     found = json.loads((tmp_path / "machine.json").read_text())
     said = "python benchmarks/noisy.py digits --out OUT --data DATA --archive ARCHIVE --jobs 2"
     assert (found["command"], found["commit"]) == (said, "one")
