@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nets import own_net
 
 from covprop import margin
 from covprop.run import Run
@@ -62,15 +63,9 @@ def test_estimates_are_those_of_margin(demo: tuple[Path, str]) -> None:
 def test_estimate_leaves_out_what_cannot_be_propagated(
     demo: tuple[Path, str], tmp_path: Path
 ) -> None:
-    net = tmp_path / "net.py"
-    net.write_text(
-        "from torch import nn\n"
-        "def build(num_classes, image_shape):\n"
-        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(),\n"
-        "                         nn.Linear(36, num_classes))\n"
-    )
+    layers = "nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, num_classes)"
     run = tmp_path / "run"
-    setting = f"model={net}:build"
+    setting = f"model={own_net(tmp_path, layers)}"
     trained = covprop(
         "train", "digits/gaussian-0.25", "--set", setting, "--set", "train.epochs=1", "--out", run
     )

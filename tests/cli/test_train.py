@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nets import own_net
 from typer.testing import CliRunner
 
 from covprop.cli import app
@@ -180,16 +181,11 @@ def test_a_full_disk_is_one_sentence_and_the_checkpoint_survives(tmp_path: Path)
 @pytest.mark.parametrize("by", ["loss", "sampling"])
 def test_two_processes_are_one_run(tmp_path: Path, by: str) -> None:
     """Under torchrun: the same order, noise and weights up to rounding, one log, one sentence."""
-    net = tmp_path / "net.py"
-    net.write_text(
-        "from torch import nn\n"
-        "def build(num_classes, image_shape, width):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(),\n"
-        "                         nn.Linear(width, num_classes))\n"
-    )
+    layers = "nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes)"
+    net = own_net(tmp_path, layers, "num_classes, image_shape, width")
     quick = [*QUICK, "--set", "method=consistency", "--set", "weighting=radius"]
     quick += ["--set", "weighting.from_epoch=1", "--set", f"weighting.by={by}"]
-    quick += ["--set", f"model={net}:build", "--set", "model.width=32"]
+    quick += ["--set", f"model={net}", "--set", "model.width=32"]
     quick += ["--set", "train.batch_size=50", "--set", "train.lr=0.03"]
     CliRunner().invoke(app, ["train", *quick, "--out", str(tmp_path / "one")])
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from nets import own_net
 from rich.console import Console
 from torch import nn
 
@@ -242,13 +243,9 @@ def test_a_step_that_reads_back_goes_on_without(
     noticed: bool,
 ) -> None:
     """Noticed before it is recorded; and a real capture that fails leaves everything usable."""
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def build(num_classes, image_shape):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(),\n"
-        "                         nn.Dropout(0.5), nn.Linear(32, num_classes))\n"
-    )
-    options = {"model": {"name": f"{tmp_path / 'net.py'}:build"}, "device": "cuda"} | SGD
+    layers = "nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), "
+    layers += "nn.Dropout(0.5), nn.Linear(32, num_classes)"
+    options = {"model": {"name": own_net(tmp_path, layers)}, "device": "cuda"} | SGD
     train(tiny(**options, batch_size=64, fast=False), tmp_path / "plain")
     call = methods.Gaussian.__call__
 

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from nets import own_net
 
 from covprop.errors import InvalidInput
 from covprop.train import find, load, resolve, shipped
@@ -152,11 +153,7 @@ def test_a_file_that_is_not_text(file: Path) -> None:
 def test_own_files_are_found_beside_the_recipe_and_made_absolute(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def build(num_classes: int, image_shape, depth: int = 2):\n"
-        "    return nn.Flatten()\n"
-    )
+    own_net(tmp_path, "nn.Flatten()", "num_classes: int, image_shape, depth: int = 2")
     (tmp_path / "set").mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from nets import own_net
 from same_run import assert_same_run, rows, weights
 
 from covprop import data
@@ -60,13 +61,9 @@ def test_stopped_and_continued_is_the_same_run(
 def test_dropout_and_batch_norm_go_on_as_they_would_have(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def build(num_classes, image_shape):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(),\n"
-        "                         nn.Dropout(0.5), nn.Linear(16, num_classes))\n"
-    )
-    recipe = tiny(model={"name": f"{tmp_path / 'net.py'}:build"})
+    layers = "nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), "
+    layers += "nn.Dropout(0.5), nn.Linear(16, num_classes)"
+    recipe = tiny(model={"name": own_net(tmp_path, layers)})
     train(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

@@ -1,0 +1,62 @@
+"""Networks that several tests share: one in every style of code, and a user's own file."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(channels)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        y = self.conv(self.relu(self.bn(x)))
+        y += x
+        return y
+
+
+class Net(nn.Module):
+    """Functional calls, +=, reused and in-place modules, nested blocks, view by size, concat."""
+
+    def __init__(self, classes: int = 4, norm: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3, padding=1)
+        self.blocks = nn.Sequential(Block(6), Block(6))
+        if not norm:
+            for block in self.blocks:
+                block.bn = nn.Identity()
+        self.pointwise = nn.Parameter(0.3 * torch.randn(6, 6, 1, 1))
+        self.gain = nn.Parameter(torch.rand(12, 1, 1) + 0.5)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(12, 8)
+        self.last = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor, features: bool = False, mask: Tensor | None = None) -> Tensor:
+        x = self.act(self.stem(x))
+        x = self.blocks(x)
+        y = F.conv2d(F.relu(x), self.pointwise * 0.5)
+        x = torch.cat([x, y], dim=1) * self.gain
+        if features:
+            return x
+        x = F.avg_pool2d(self.act(x), 2)
+        x = x.mean((2, 3))
+        x = x.view(x.size(0), -1)
+        return self.last(self.act(self.head(x)))
+
+
+def net(**options: bool) -> tuple[Net, Tensor]:
+    return Net(**options), torch.rand(5, 2, 8, 8)
+
+
+def own_net(folder: Path, layers: str, parameters: str = "num_classes, image_shape") -> str:
+    """Write folder/net.py, whose `build` returns a Sequential of `layers`; its name as a model."""
+    file = folder / "net.py"
+    file.write_text(
+        f"from torch import nn\ndef build({parameters}):\n    return nn.Sequential({layers})\n"
+    )
+    return f"{file}:build"

@@ -1,0 +1,77 @@
+"""What is measured on noisy samples: r_max of every layer, and calibrated variances."""
+
+import pytest
+import torch
+from nets import net
+from oracles import monte_carlo_logits
+from torch import Tensor, nn
+
+from covprop import PAPER, InvalidInput, Propagator
+
+
+def test_estimated_r_max_is_measured_for_each_layer() -> None:
+    class Smooth(nn.Module):
+        """A box filter of width 3 correlates neighbours by 2/3; a 1×1 convolution by 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.box = nn.Conv2d(1, 1, 3, bias=False, padding=1, padding_mode="circular")
+            nn.init.constant_(self.box.weight, 1.0)
+            self.last = nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.box(x).flatten(1))
+
+    class Pointwise(Smooth):
+        def __init__(self) -> None:
+            super().__init__()
+            self.box = nn.Conv2d(1, 1, 1, bias=False)
+
+    x = torch.rand(32, 1, 8, 8)
+    settings = PAPER.but(r_max="estimated")
+    prop = Propagator(Smooth(), 0.5, (1, 8, 8), settings)
+    out = prop(x)
+    assert prop.r_max is not None
+    assert prop.r_max["box"] == pytest.approx(2 / 3, abs=0.05)
+    twin = Propagator(prop.model, 0.5, (1, 8, 8), PAPER.but(r_max={"box": prop.r_max["box"]}))
+    torch.testing.assert_close(out.cov, twin(x).cov)
+    pointwise = Propagator(Pointwise(), 0.5, (1, 8, 8), settings)
+    assert pointwise.measure_r_max(x)["box"] < 0.05
+    with pytest.raises(InvalidInput, match="measure_r_max"):
+        Propagator(Smooth(), 0.5, (1, 8, 8), settings).covariances()
+
+
+def test_calibration_sets_variances_to_measured_ones() -> None:
+    model, x = net()
+    model.eval()
+    prop = Propagator(model, 0.5, (2, 8, 8), calibrated=True)
+    prop.calibrate(x, samples=200)
+    covs = prop.covariances()
+    for slot, cov in enumerate(covs[1:], start=1):
+        if cov is not None:
+            measured = getattr(prop, f"variance_{slot}")
+            torch.testing.assert_close(torch.diagonal(cov), measured, rtol=1e-4, atol=1e-7)
+    draws = torch.stack([monte_carlo_logits(model, image, 0.5, 4000) for image in x])
+    torch.testing.assert_close(
+        torch.diagonal(prop(x).cov).detach(), draws.var(1).mean(0), rtol=0.15, atol=0.0
+    )
+
+
+def test_calibration_averages_over_steps_and_keeps_modes() -> None:
+    model, x = net()
+    model.blocks[0].eval()
+    prop = Propagator(model, 0.5, (2, 8, 8), calibrated=True)
+    prop.calibrate(x)
+    first = {name: value.clone() for name, value in prop.named_buffers() if "variance" in name}
+    torch.manual_seed(7)
+    prop.calibrate(x, momentum=0.75)
+    averaged = dict(prop.named_buffers())
+    torch.manual_seed(7)
+    prop.calibrate(x, momentum=0.0)
+    measured = dict(prop.named_buffers())
+    for name, before in first.items():
+        torch.testing.assert_close(averaged[name], 0.75 * before + 0.25 * measured[name])
+    assert model.training
+    assert not model.blocks[0].training
+    with pytest.raises(InvalidInput, match="calibrated=True"):
+        Propagator(model, 0.5, (2, 8, 8)).calibrate(x)
