@@ -46,7 +46,7 @@ def certify(
     ] = False,
     skip_wrong: Annotated[
         bool,
-        typer.Option("--skip-wrong", help="Bound only what was guessed right; see below."),
+        typer.Option("--skip-wrong", help="No samples to bound a guess that is not the label."),
     ] = False,
     bf16: options.Bf16 = False,
     seed: options.Seed = 0,
