@@ -48,10 +48,13 @@ class WithRadius:
     ) -> Losses:
         losses = self.method(model, x, y, epoch=epoch, generator=generator)
         if self.of == "probability":
-            return losses._replace(radius=self._by_probability(losses.logits, y))
-        if losses.radius is not None:
+            radius = self._by_probability(losses.logits, y)
+        elif losses.radius is not None:
             return losses
-        return losses._replace(radius=self._radius(model, losses.logits, y))
+        else:
+            radius = self._radius(model, losses.logits, y)
+        # Not by _replace, from which torch.compile (2.11) makes a tuple of nothing.
+        return Losses(losses.per_sample, losses.logits, radius)
 
     def _by_probability(self, logits: Tensor, y: Tensor) -> Tensor:
         p = logits.detach().float().softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)

@@ -1,5 +1,6 @@
 """train.compile: what stays the same, and what is compiled at all."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from covprop import data
+from covprop.run import Run
 from covprop.train import Recipe, train
 from covprop.train.distributed import World
 from covprop.train.evaluate import accuracy
@@ -48,6 +50,79 @@ def test_dropout_is_a_matter_of_seed_and_step(
     for weights in compiled:  # other masks would change them in the first digit
         for name, weight in weights.items():
             torch.testing.assert_close(weight, plain[name], rtol=1e-3, atol=1e-4)
+
+
+BLOCK = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.one, self.first = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.two, self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.relu, self.pool, self.out = nn.ReLU(), nn.AvgPool2d(4), nn.Linear(32, classes)
+    def forward(self, x):
+        x = self.relu(self.first(self.one(x)))
+        x = x + self.relu(self.second(self.two(x)))
+        return self.out(self.pool(x).flatten(1))
+def build(num_classes, image_shape):
+    return Net(num_classes)
+"""
+CONSISTENCY = {"name": "consistency", "samples": 2, "weight": 5.0}
+
+
+@pytest.mark.skipif(
+    os.environ.get("COVPROP_COMPILE") != "1",
+    reason="compiling takes some ten seconds each; set COVPROP_COMPILE=1",
+)
+@pytest.mark.parametrize(
+    ("method", "weighting"),
+    [
+        ({"name": "gaussian"}, None),
+        (CONSISTENCY, None),
+        ({"name": "macer", "samples": 4, "from_epoch": 1}, None),
+        ({"name": "smoothadv", "steps": 2, "warmup": 1}, None),
+        ({"name": "smoothadv", "steps": 1, "warmup": 3}, None),
+        ({"name": "radius", "from_epoch": 1}, None),
+        ({"name": "radius", "preset": "reference", "from_epoch": 1}, None),
+        (
+            {"name": "radius", "estimator": "linearized", "mean": "sample", "from_epoch": 1},
+            None,
+        ),
+        ({"name": "radius"}, {"name": "radius"}),
+        (CONSISTENCY, {"name": "radius", "from_epoch": 1}),
+        (CONSISTENCY, {"name": "probability", "from_epoch": 1}),
+        (CONSISTENCY, {"name": "radius", "by": "sampling", "from_epoch": 1}),
+    ],
+    ids=[
+        *("gaussian", "consistency", "macer", "smoothadv", "smoothadv-grows", "radius"),
+        *("reference", "linearized", "radius-weighted"),
+        *("weighted", "weighted-probability", "weighted-sampling"),
+    ],
+)
+def test_every_method_with_batch_norm_is_the_same_up_to_rounding(
+    tmp_path: Path, tiny: Make, method: dict[str, Any], weighting: Any
+) -> None:
+    (tmp_path / "net.py").write_text(BLOCK)
+    model = {"name": f"{tmp_path / 'net.py'}:build"}
+    # Nine steps: an attack along a normalised gradient makes more of rounding in every one.
+    options = {"optimizer": "sgd", "lr": 0.01, "epochs": 3, "schedule": "constant"}
+    options |= {"batch_size": 400}
+    rows, weights = [], []
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    for compiled in (False, True):
+        out = tmp_path / str(compiled)
+        train(tiny(method, weighting, model, compile=compiled, **options), out)
+        rows.append(Run(out).metrics())
+        weights.append(load_file(out / "model.safetensors"))
+        assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == compiled
+    for one, two in zip(*rows, strict=True):
+        for key in ("loss", "train_accuracy"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4)
+        if one["estimated_radius"] is not None:
+            assert two["estimated_radius"] == pytest.approx(one["estimated_radius"], rel=1e-4)
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_is_not_compiled(tiny: Make) -> None:
