@@ -239,11 +239,6 @@ NOISY: dict[str, dict[str, Any]] = {
         **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
         **{"layer": 30, "from_epoch": 60, "weight": 0.0},
     },
-    # And what is chosen through it by half, so that the layer knows right labels too.
-    "radius-mixed": {
-        **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
-        **{"layer": 30, "layer_share": 0.5, "from_epoch": 60, "weight": 0.0},
-    },
 }
 NOISY_DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 HALVED = ("from_epoch", "refresh", "pretrain", "layer")

@@ -39,8 +39,6 @@ class Radius(NoisyMethod):
             some classes sooner than others; over all images these would lose their right labels.
         refresh: epochs between two choices; 0 chooses once.
         layer: plain epochs before the noise layer begins; 0 has none.
-        layer_share: how much of the loss of those that are not dropped goes through it as well.
-            Some keeps the layer from learning of doubtful labels alone.
         weight: λ; 0 trains plainly on noisy images and only ranks by the radius, for which Σ is
             computed once an epoch.
         offset: Γ; the preset's when not given.
@@ -64,7 +62,6 @@ class Radius(NoisyMethod):
         from_epoch: Annotated[int, Range(0)] = 60,
         refresh: Annotated[int, Range(0)] = 1,
         layer: Annotated[int, Range(0)] = 0,
-        layer_share: Fraction = 0.0,
         weight: NotNegative = 4.0,
         offset: NotNegative | None = None,
         preset: Literal["paper", "reference"] = "paper",
@@ -78,7 +75,7 @@ class Radius(NoisyMethod):
             )
         self.task, self.end, self.of = task, end, of
         self.drop, self.from_epoch, self.refresh = drop, from_epoch, refresh
-        self.per_class, self.layer_share = per_class, layer_share
+        self.per_class = per_class
         settings = PRESETS[preset]
         if detach_covariance is not None:
             settings = settings.but(detach_covariance=detach_covariance)
@@ -123,8 +120,6 @@ class Radius(NoisyMethod):
         losses = torch.where(kept, cross_entropy(logits, batch.y), 0.0)
         if self.layer is not None and self.chosen is not None:
             through = self.layer.losses(logits, batch.y, epoch)
-            if share := self.layer_share:
-                losses = (1 - share) * losses + share * through
             losses = torch.where(kept & self.chosen, losses, through)
         if self.loss.weight:
             losses = losses + self.loss.weight * self.loss.hinge(out, batch.y)

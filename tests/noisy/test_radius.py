@@ -105,12 +105,11 @@ def test_every_label_loses_the_same_share() -> None:
     assert not torch.equal(*chosen)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25])
-def test_with_a_layer_the_others_are_learned_through_it(share: float) -> None:
+def test_with_a_layer_the_others_are_learned_through_it() -> None:
     """Plain, then all through the layer, then the chosen by their label; each by hand."""
     model, data = network(), batch(18)
     options = {"end": "smallest", "of": "label", "drop": 1 / 3, "per_class": True, "weight": 0.0}
-    method = build("radius", task=task(18), layer=1, layer_share=share, from_epoch=2, **options)
+    method = build("radius", task=task(18), layer=1, from_epoch=2, **options)
     found = []
     for epoch in range(3):
         method.start_epoch(model, epoch)
@@ -129,8 +128,7 @@ def test_with_a_layer_the_others_are_learned_through_it(share: float) -> None:
     layered = [-math.log(value) for value in mixed]
     assert [int(learned.kept.sum()) for learned in found] == [18, 18, 12]
     kept = found[2].kept.tolist()
-    own = [(1 - share) * plain[i] + share * layered[i] for i in range(18)]
-    last = [own[i] if kept[i] else layered[i] for i in range(18)]
+    last = [plain[i] if kept[i] else layered[i] for i in range(18)]
     for learned, expected in zip(found, (plain, layered, last), strict=True):
         assert learned.per_sample.tolist() == pytest.approx(expected, rel=1e-4)
     found[2].per_sample.sum().backward()  # type: ignore[no-untyped-call]
