@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from covprop import data
+from covprop import data, methods
 from covprop.run import Run
 from covprop.train import Recipe, train
 from covprop.train.distributed import World
@@ -123,6 +123,21 @@ def test_every_method_with_batch_norm_is_the_same_up_to_rounding(
             assert two["estimated_radius"] == pytest.approx(one["estimated_radius"], rel=1e-4)
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weighted_method_gives_the_compiler_whole_losses() -> None:
+    """What torch.compile makes of a named tuple's `_replace` depends on its version."""
+    place: dict[str, Any] = {"sigma": 0.25, "input_shape": (1, 8, 8)}
+    method = methods.WithRadius(methods.build("gaussian", **place), of="probability", **place)
+    step = torch.compile(method, backend="eager")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    x, y, generator = torch.rand(4, 1, 8, 8), torch.arange(4), torch.Generator()
+    for made in zip(
+        step(net, x, y, epoch=0, generator=generator.manual_seed(0)),
+        method(net, x, y, epoch=0, generator=generator.manual_seed(0)),
+        strict=True,
+    ):
+        torch.testing.assert_close(*made)
 
 
 def test_evaluation_is_not_compiled(tiny: Make) -> None:

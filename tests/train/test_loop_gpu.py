@@ -1,5 +1,6 @@
 """The loop on a GPU, as the shipped recipes use it: bf16, channels-last, and compiled."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from covprop.run import Run
 from covprop.train import Recipe, resolve, train
@@ -21,7 +23,9 @@ pytestmark = [
 ]
 
 
-def make(folder: Path, method: dict[str, Any], norm: str, **train: Any) -> Recipe:
+def make(
+    folder: Path, method: dict[str, Any], norm: str, weighting: str = "none", **train: Any
+) -> Recipe:
     """Two classes that differ in brightness, so that there is something to learn."""
     random = np.random.default_rng(0)
     labels = np.arange(512) % 2
@@ -34,6 +38,7 @@ def make(folder: Path, method: dict[str, Any], norm: str, **train: Any) -> Recip
             "model": {"name": "preact_resnet18", "width": 16, "norm": norm},
             "noise": {"sigma": 0.25},
             "method": method,
+            "weighting": {"name": weighting},
             "train": options | {"channels_last": True} | train,
         }
     )
@@ -48,6 +53,7 @@ def make(folder: Path, method: dict[str, Any], norm: str, **train: Any) -> Recip
         ({"name": "consistency"}, "batch"),
         ({"name": "smoothadv", "steps": 2}, "batch"),
         ({"name": "radius", "weight": 0.5}, "none"),
+        ({"name": "radius", "weight": 0.5}, "batch"),
         ({"name": "radius", "preset": "reference", "weight": 0.5}, "none"),
         ({"name": "radius", "estimator": "calibrated", "mean": "noisy", "weight": 0.1}, "none"),
         ({"name": "radius", "estimator": "linearized", "mean": "sample", "weight": 0.1}, "none"),
@@ -58,6 +64,7 @@ def make(folder: Path, method: dict[str, Any], norm: str, **train: Any) -> Recip
         "consistency",
         "smoothadv",
         "radius",
+        "radius-norm",
         "reference",
         "calibrated",
         "lin",
@@ -72,6 +79,19 @@ def test_every_method_trains(
     assert all(np.isfinite(row["loss"]) for row in rows)
     model = Run(tmp_path / "run").load_model("cuda")
     assert model(torch.rand(2, 3, 32, 32, device="cuda")).isfinite().all()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("weighting", ["radius", "probability"])
+def test_weighted(tmp_path: Path, weighting: str, compiled: bool) -> None:
+    recipe = make(tmp_path, {"name": "consistency"}, "batch", weighting, compile=compiled)
+    said = io.StringIO()
+    train(recipe, tmp_path / "run", console=Console(file=said, width=200))
+    assert "Steps are recorded as a CUDA graph and " in said.getvalue()
+    assert "cannot be recorded" not in said.getvalue()
+    rows = Run(tmp_path / "run").metrics()
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert all(row["estimated_radius"] is not None for row in rows)
 
 
 def test_stopped_and_continued(tmp_path: Path, train_in_parts: InParts) -> None:
