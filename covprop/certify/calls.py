@@ -83,19 +83,20 @@ def check_options(
 def check_labels(
     labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
 ) -> list[int]:
-    """The images' labels; refused where they are missing, not one an image, or no class."""
+    """The images' labels; a label that no guess can equal would count as wrong in silence."""
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
-    given = (
-        [labels] if isinstance(labels, int) else [int(y) for y in torch.as_tensor(labels).view(-1)]
-    )
+    tensor = torch.as_tensor(labels)
+    given = tensor.reshape(-1).tolist()
     if len(given) != images:
         raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")
-    for place, label in enumerate(given):
+    if given and (tensor.ndim > 1 or tensor.dtype.is_floating_point or tensor.dtype is torch.bool):
+        raise InvalidInput(
+            f"labels are whole numbers, one an image, not "
+            f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        )
+    for label in given:
         if label < 0 or (num_classes is not None and label >= num_classes):
-            last = "" if num_classes is None else num_classes - 1
-            raise InvalidInput(
-                f"label {label} of image {place} is outside 0..{last}, the classes: no guess could "
-                "be right, so skip_wrong would skip the image"
-            )
+            end = "" if num_classes is None else f" to {num_classes - 1}"
+            raise InvalidInput(f"labels count classes from 0{end}, but one of them is {label}")
     return given

@@ -144,17 +144,25 @@ def test_nan_while_guessing_is_told(fast: bool) -> None:
     ("labels", "message"),
     [
         (None, "skip_wrong compares every guess with its label"),
-        ([1], "2 images need 2 labels"),
-        ([0, 3], r"label 3 of image 1 is outside 0\.\.2, the classes"),
-        ([-1, 0], r"label -1 of image 0 is outside 0\.\.2, the classes"),
+        ([1], "2 images need 2 labels, not 1"),
+        (torch.tensor([0.0, 1.0]), r"whole numbers, one an image, not float32 \[2\]"),
+        (torch.tensor([[0], [1]]), r"one an image, not int64 \[2, 1\]"),
+        ([True, False], "not bool"),
+        ([3, 1], "count classes from 0 to 2, but one of them is 3"),
+        ([0, -1], "one of them is -1"),
     ],
 )
-def test_labels_are_needed(labels: list[int] | None, message: str) -> None:
-    given = {"sigma": SIGMA, "n": 500, "labels": labels, "skip_wrong": True, "num_classes": 3}
+def test_labels_are_needed(labels: list[int] | Tensor | None, message: str) -> None:
+    given = {"sigma": SIGMA, "n": 500, "num_classes": 3, "labels": labels, "skip_wrong": True}
     with pytest.raises(InvalidInput, match=message):
         certify(network(), images(2), **given)
     with pytest.raises(InvalidInput, match=message):
         next(certify_each(network(), enumerate(images(2)), 2, **given))
+
+
+def test_nothing_in_nothing_out() -> None:
+    found = certify(network(), images(0), sigma=SIGMA, n=500, labels=[], skip_wrong=True)
+    assert found.n.shape == (0,)
 
 
 @pytest.mark.gpu
