@@ -253,7 +253,9 @@ def truth(wave: str) -> str:
     save(f"calibration-{wave}.png", calibration([(p.name, p.first) for p, _ in found]))
     titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
     picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
-    return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + picture
+    left_out = any(p.first.certification.rows.skipped.any() for p, _ in found)
+    note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
+    return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + note + picture
 
 
 def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:

@@ -147,7 +147,9 @@ def test_wrong_guesses_that_were_not_bounded(make: ModuleType, tmp_path: Path) -
     right = [row for row in rows if row["n"]]
     assert short[-1] == f"{1000 * len(right) / len(rows):,.0f} of 1,000"
     assert "whose guess was wrong" in text
-    (truth,) = lines(make.truth("wave"), "a`")
+    text = make.truth("wave")
+    assert "were not bounded and are left out" in text
+    (truth,) = lines(text, "a`")
     assert float(truth[2]) == pytest.approx(
         sum(row["radius"] for row in right) / len(right), abs=1e-3
     )
