@@ -15,6 +15,7 @@ from covprop import data, methods, models, noise
 from covprop.errors import InvalidInput
 from covprop.run import Run
 from covprop.train import Diverged, Recipe, checkpoint, train
+from covprop.train.diverge import diverged
 from covprop.train.loop import Trainer
 from covprop.train.optimize import optimizer
 from covprop.train.schedule import lr_at
@@ -94,7 +95,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
 
     def good_until_epoch_two(self: Trainer, loss: float | None) -> None:
         if self.epoch == 1 and self.step == 3:
-            raise self._diverged(loss)
+            raise diverged(self.out, self.epoch, self.step, loss)
 
     recipe = tiny(checkpoint_minutes=0)
     monkeypatch.setattr(Trainer, "_check_weights", good_until_epoch_two)
