@@ -148,7 +148,7 @@ def read_labels(path: Path | str, count: int, num_classes: int) -> Tensor:
     """Given labels of `count` training images, in the order of the data set.
 
     Files: .npy [n]; .npz with an array `noisy` or `labels`; a table (.csv, .tsv) with a column
-    `noisy`, `label` or `given_label`; or text with one label a line.
+    `noisy`, `label` or `given_label`; or one label a line and nothing else.
     """
     path = Path(path)
     try:
@@ -180,6 +180,8 @@ def _read_table(path: Path) -> NDArray[Any]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
     names = list(rows[0]) if rows else []
+    if len(names) == 1 and names[0].isdecimal():  # no head: the first line is a label too
+        return _read_text(path)
     column = next((c for c in ("noisy", "label", "given_label") if c in names), None)
     if column is None:
         raise ValueError(f"its columns are {', '.join(names) or 'none'}; it needs one called noisy")

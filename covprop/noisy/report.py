@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,11 +120,12 @@ def write(
     arrays = io.BytesIO()
     np.savez_compressed(arrays, probability=probability.astype(np.float32), given=found.given)
     split = run.load_data("train", data_root)
+    files = None if isinstance(split, data.Images) else [os.fsdecode(p) for p in split.paths]
     first = found.order[:PICTURES].tolist()
     pictures = listing.picture_grid(found, [_picture(split, i) for i in first], split.classes)
     for name, content in {
         "predictions.npz": arrays.getvalue(),
-        "suspects.csv": listing.to_csv(found).encode(),
+        "suspects.csv": listing.to_csv(found, files).encode(),
         "suspects.png": pictures,
         "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
     }.items():

@@ -82,17 +82,21 @@ def find(
     return Suspects(quality, given, probability.argmax(1), flagged, radius, clean)
 
 
-def to_csv(suspects: Suspects) -> str:
-    """The list, most suspect first: `index`, cleanlab's four columns, and what else is known."""
+def to_csv(suspects: Suspects, files: Sequence[str] | None = None) -> str:
+    """The list, most suspect first: `index`, cleanlab's four columns, and what else is known.
+
+    `files` are the images' own, in the order of the data set, for a last column `file`.
+    """
     extra = {"estimated_radius": suspects.radius, "clean_label": suspects.clean}
     known = {name: values for name, values in extra.items() if values is not None}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", *COLUMNS, *known])
+    writer.writerow(["index", *COLUMNS, *known, *(["file"] if files is not None else [])])
     for i in suspects.order.tolist():
         values = [bool(suspects.flagged[i]), repr(float(suspects.quality[i]))]
         labels = [int(suspects.given[i]), int(suspects.predicted[i])]
-        writer.writerow([i, *values, *labels, *(v[i].item() for v in known.values())])
+        more = [v[i].item() for v in known.values()] + ([files[i]] if files is not None else [])
+        writer.writerow([i, *values, *labels, *more])
     return text.getvalue()
 
 

@@ -70,6 +70,13 @@ def claim(out: Path, config: Config) -> None:
     checkpoint.write(path, dumps(config).encode())
 
 
+def withdraw(out: Path) -> None:
+    """Undo `claim` for a run that could not begin, so that its mended recipe is no other run."""
+    if not (out / "state.pt").exists() and not (out / "metrics.jsonl").exists():
+        for name in ("config.toml", "labels.tsv"):
+            (out / name).unlink(missing_ok=True)
+
+
 def read_config(path: Path) -> Config:
     """The nested values of a run's config.toml."""
     try:

@@ -14,7 +14,7 @@ from torch import nn
 
 from covprop import data, methods, models, noise
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
-from covprop.errors import InvalidInput
+from covprop.errors import CovpropError, InvalidInput
 from covprop.train import checkpoint, folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
@@ -53,7 +53,10 @@ def check_batch(recipe: Recipe, split: data.Images | data.FolderImages, here: Wo
 def claimed(
     out: Path, recipe: Recipe, restart: bool, here: World, console: Console | None
 ) -> Iterator[None]:
-    """The first process makes and holds the folder; all fail together if it cannot."""
+    """The first process makes and holds the folder; all fail together if it cannot.
+
+    A recipe that is refused inside leaves a folder that was fresh without a config.
+    """
 
     def prepare() -> None:
         if restart and (old := folder.move_aside(out)) and console:
@@ -63,9 +66,14 @@ def claimed(
     here.first_does(prepare)
     lock = checkpoint.locked(out)
     here.first_does(lock.__enter__)
+    fresh = not (out / "config.toml").exists()
     try:
         here.first_does(lambda: folder.claim(out, recipe.as_dict()))
         yield
+    except CovpropError:
+        if here.first and fresh:
+            folder.withdraw(out)
+        raise
     finally:
         if here.first:
             lock.__exit__(None, None, None)

@@ -101,6 +101,7 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("index,label\n1,0\n0,2\n3,1\n2,1\n")
     (tmp_path / "d.tsv").write_text("noisy\tother\n2\t9\n0\t9\n1\t9\n1\t9\n")
     (tmp_path / "e.txt").write_text("2\n0\n1\n1\n")
+    (tmp_path / "g.csv").write_text("2\n0\n1\n1\n")
     (tmp_path / "f.csv").write_text(
         ",is_label_issue,given_label\n0,True,2\n1,False,0\n2,False,1\n3,False,1\n"
     )
@@ -112,6 +113,7 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     ("name", "text", "what"),
     [
         ("a.txt", "0\n1\n", r"\[2\], but the training set needs 3"),
+        ("a.csv", "0\n1\n", r"\[2\], but the training set needs 3"),
         ("a.txt", "0\n1\n7\n", "label 7 of image 2 is outside"),
         ("a.txt", "0\ncat\n1\n", "cannot be read"),
         ("a.csv", "index,kind\n0,1\n1,1\n2,1\n", "one called noisy"),

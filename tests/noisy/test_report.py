@@ -1,5 +1,6 @@
 """What is written after training, from the files of a run alone."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,21 @@ from covprop.noisy.suspects import read_csv
 from covprop.train import resolve, train
 
 
-def trained(out: Path, labels: dict[str, Any], method: Any = "plain", epochs: int = 12) -> Path:
+def trained(
+    out: Path,
+    labels: dict[str, Any],
+    method: Any = "plain",
+    epochs: int = 12,
+    data: str = "digits",
+    batch_size: int = 100,
+) -> Path:
     raw = {
-        "data": {"name": "digits"},
+        "data": {"name": data},
         "labels": labels,
         "model": {"name": "lenet", "width": 4},
         "noise": {"sigma": 0.25},
         "method": {"name": method},
-        "train": {"epochs": epochs, "batch_size": 100, "optimizer": "adamw", "lr": 0.01}
+        "train": {"epochs": epochs, "batch_size": batch_size, "optimizer": "adamw", "lr": 0.01}
         | {"schedule": "constant", "device": "cpu"},
     }
     train(resolve(raw), out)
@@ -60,6 +68,22 @@ def test_labels_of_unknown_quality(tmp_path: Path) -> None:
     assert summary["noise_rate"]["estimate"] < 0.15
     assert read_csv(run / "suspects.csv").clean is None
     assert "truly" not in " ".join(sentences(summary))
+
+
+def test_own_files_are_named(tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("test", 1)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "own" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(folder / f"{number}.png")
+    own = str(tmp_path / "own")
+    run = trained(tmp_path / "run", {"name": "none"}, epochs=1, data=own, batch_size=4)
+    judge(run)
+    with (run / "suspects.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    named = [row["file"] for row in sorted(rows, key=lambda row: int(row["index"]))]
+    assert named == [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(4)]
 
 
 def test_a_radius_is_listed_where_the_method_has_one(tmp_path: Path) -> None:

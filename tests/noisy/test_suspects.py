@@ -1,5 +1,6 @@
 """The ranked list: its scores by hand and against scikit-learn, its file, its pictures."""
 
+import csv
 import io
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_the_file_is_read_back(tmp_path: Path, radius: bool) -> None:
         one, two = getattr(found, name), getattr(again, name)
         assert (one is None) == (two is None), name
         assert one is None or np.array_equal(one, two), name
+
+
+def test_files_are_named_where_there_are_some(tmp_path: Path) -> None:
+    found = example(count=3)
+    (tmp_path / "a.csv").write_text(to_csv(found, ["a/0.png", "b/1, 2.png", "b/3.png"]))
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    named = {int(row["index"]): row["file"] for row in rows}
+    assert named == {0: "a/0.png", 1: "b/1, 2.png", 2: "b/3.png"}
+    assert np.array_equal(read_csv(tmp_path / "a.csv").quality, found.quality)
 
 
 def test_cleanlab_s_own_files_are_read(tmp_path: Path) -> None:

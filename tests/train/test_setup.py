@@ -76,3 +76,22 @@ def test_one_trainer_a_folder(tmp_path: Path, tiny: Make) -> None:
         pass
     with claimed(tmp_path / "run", tiny(), False, here, None):  # the refusal let go of the folder
         pass
+
+
+def test_a_refused_recipe_keeps_no_fresh_folder(tmp_path: Path, tiny: Make) -> None:
+    here, out = World(0, 1, torch.device("cpu")), tmp_path / "run"
+
+    def refused() -> None:
+        with claimed(out, tiny(), False, here, None):
+            (out / "labels.tsv").write_text("of the refused recipe")
+            raise InvalidInput("mend it")
+
+    with pytest.raises(InvalidInput, match="mend it"):
+        refused()
+    assert not (out / "config.toml").exists()
+    assert not (out / "labels.tsv").exists()
+    with claimed(out, tiny(seed=1), False, here, None):  # mended, it is no other run
+        (out / "metrics.jsonl").touch()
+    with pytest.raises(InvalidInput, match=r"train\.seed is 1"):
+        claimed(out, tiny(), False, here, None).__enter__()
+    assert (out / "config.toml").exists()
