@@ -9,6 +9,7 @@ in the README; all else is written by hand and stays. A wave that was not run sa
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -246,9 +247,12 @@ def truth(wave: str) -> str:
     rows = []
     for point, agreement in found:
         low, median, high = ratios(point.first, agreement)
+        if not len(agreement.certified):  # the estimator gave no number for any of them
+            rows.append([f"`{point.name}`", agreement.estimator, *["–"] * 5])
+            continue
         means = [f"{r.mean():.3f}" for r in (agreement.certified, agreement.estimated)]
-        agree = [f"{value:.2f}" for value in (agreement.pearson, agreement.spearman)]
-        spread = f"{low:.2f} / {median:.2f} / {high:.2f}"
+        agree = [number(value) for value in (agreement.pearson, agreement.spearman)]
+        spread = " / ".join(map(number, (low, median, high)))
         rows.append([f"`{point.name}`", agreement.estimator, *means, *agree, spread])
     save(f"calibration-{wave}.png", calibration([(p.name, p.first) for p, _ in found]))
     titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
@@ -256,6 +260,11 @@ def truth(wave: str) -> str:
     left_out = any(p.first.certification.rows.skipped.any() for p, _ in found)
     note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
     return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + note + picture
+
+
+def number(value: float) -> str:
+    """Two decimals, or a dash where there is none (all radii alike, or none inside)."""
+    return "–" if math.isnan(value) else f"{value:.2f}"
 
 
 def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
