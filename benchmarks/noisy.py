@@ -35,9 +35,9 @@ from rich.console import Console
 
 from covprop import data
 from covprop.bench import machine
+from covprop.files import write
 from covprop.noisy import compare, report
 from covprop.train import load, shipped, train
-from covprop.train.checkpoint import write
 from covprop.train.distributed import world
 from covprop.train.loop import Trainer
 from covprop.train.setup import with_facts, with_labels

@@ -10,8 +10,8 @@ import tarfile
 from typing import Any
 
 from covprop.bench import machine
+from covprop.files import write
 from covprop.noisy import compare
-from covprop.train.checkpoint import write
 
 KEPT = ("config.toml", "metrics.jsonl", "summary.json")
 

@@ -38,8 +38,8 @@ from jobs import SELDOM, Job, Pace, epoch_seconds, read_wave, repeated, total_al
 
 from covprop.bench import machine
 from covprop.errors import CovpropError
+from covprop.files import write
 from covprop.report.cells import duration
-from covprop.train.checkpoint import write
 
 LEFT_OUT = (".safetensors", ".pt", ".lock")
 GRACE = 20.0

@@ -25,8 +25,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from covprop.errors import CovpropError, InvalidInput
+from covprop.files import write
 from covprop.models import Normalize, build
-from covprop.train.checkpoint import save_weights, write
+from covprop.train.checkpoint import save_weights
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True}
@@ -125,7 +126,6 @@ def export(
     epoch: int = 0,
 ) -> None:
     """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if to == "safetensors":
         save_weights(path, model)
     elif to == "cohen":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from covprop.bench.machine import Facts
-from covprop.errors import InvalidInput
+from covprop.files import write
 
 
 @dataclass
@@ -109,27 +107,7 @@ class Report:
         drawn = self.figures() if figures else {}
         files = {".json": self.json().encode(), ".md": self.markdown(drawn).encode()}
         files |= {f"-{name}.svg": image for name, image in drawn.items()}
-        written = []
-        for suffix, content in files.items():
-            written.append(folder / f"{self.stem}{suffix}")
-            write(written[-1], content)
-        return written
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and its folder if need be."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder; give the name of a file.")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        return [write(folder / f"{self.stem}{suffix}", file) for suffix, file in files.items()]
 
 
 def milliseconds(median: float, low: float, high: float) -> str:

@@ -20,7 +20,7 @@ from typing import IO, Any, Generic
 
 from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
-from covprop.train.checkpoint import unwritable, write
+from covprop.files import unwritable, write
 
 NOT_BOUNDED = "not_bounded"  # what X.json says of the rows rather than of their making
 

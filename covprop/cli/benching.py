@@ -98,12 +98,11 @@ def start(
 def write(
     report: Report, json: Path | None, save: bool, out: Path | None, figures: bool = True
 ) -> list[Path]:
-    from covprop.bench.report import write as write_file
+    from covprop.files import write as write_file
 
     written = []
     if json is not None:
-        write_file(json, report.json().encode())
-        written.append(json)
+        written.append(write_file(json, report.json().encode()))
     if save or out is not None:
         written += report.save(out or RESULTS, figures)
     return written

@@ -49,7 +49,7 @@ def estimate(
 
     from covprop.cli import smoothing
     from covprop.errors import UnsupportedModel
-    from covprop.train.checkpoint import write
+    from covprop.files import write
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)

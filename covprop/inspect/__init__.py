@@ -15,14 +15,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.files import write as write_file
 from covprop.inspect import cost, distribution, last_layer, layers, margin_map, toy
 from covprop.inspect.figures import Exhibit
 from covprop.inspect.layers import Layer, choose_layers, find_layers, layer_table
 from covprop.propagate.measure import switched
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
-from covprop.train.checkpoint import unwritable
-from covprop.train.checkpoint import write as write_file
 
 __all__ = ["PARTS", "Exhibit", "Layer", "exhibits", "find_layers", "layer_table", "write"]
 
@@ -135,10 +134,4 @@ def write(
 
     files = {name: content for e in shown for name, content in e.files.items()}
     files["inspect.html"] = render(shown, title, LEAD, warnings).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    for name, content in files.items():
-        write_file(folder / name, content)
-    return [folder / name for name in files]
+    return [write_file(folder / name, content) for name, content in files.items()]

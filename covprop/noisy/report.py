@@ -22,6 +22,7 @@ from covprop import data
 from covprop.data.decode import read_image
 from covprop.data.label_noise import read_table
 from covprop.errors import InvalidInput
+from covprop.files import write as write_file
 from covprop.noisy import suspects as listing
 from covprop.noisy.rate import Floats, estimate_rate
 from covprop.run import Run
@@ -129,7 +130,7 @@ def write(
         "suspects.png": pictures,
         "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
     }.items():
-        checkpoint.write(run.folder / name, content)
+        write_file(run.folder / name, content)
 
 
 def _picture(split: data.Images | data.FolderImages, index: int) -> NDArray[np.uint8]:

@@ -7,12 +7,10 @@ A report reads files only and never a model. `write` does it all:
     write(radii, summaries, Path("report"), warnings)
 """
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from covprop.errors import InvalidInput
+from covprop.files import write as write_file
 from covprop.report.read import Certification, read
 from covprop.report.summary import Interval, Summary, summarize
 
@@ -25,7 +23,7 @@ def write_page(
     """Write the HTML page."""
     from covprop.report.page import render
 
-    return _replace(path, render(radii, summaries, warnings).encode())
+    return write_file(path, render(radii, summaries, warnings).encode())
 
 
 def write(
@@ -43,25 +41,5 @@ def write(
     }
     if any(s.agreements for s in summaries):
         files["estimated.csv"] = tables.estimates_csv(summaries).encode()
-    written = [_replace(folder / name, content) for name, content in files.items()]
+    written = [write_file(folder / name, content) for name, content in files.items()]
     return [*written, write_page(radii, summaries, folder / "report.html", warnings)]
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder; give the name of a file.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
-    return path

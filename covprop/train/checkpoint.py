@@ -1,10 +1,8 @@
-"""Files of a run that survive whatever happens: written beside, synced, then moved into place."""
+"""The state and the weights of a run on disk, and the lock of its folder."""
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,47 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from covprop.errors import CovpropError, InvalidInput
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it exactly as it was.
-
-    A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
-    before the name points to them.
-    """
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
-
-
-def unwritable(path: Path, error: OSError) -> CovpropError:
-    """The sentence for a file that the disk, or its owner, does not let us write."""
-    remedy = (
-        "free some space" if error.errno in FULL else "choose a folder you can write to with --out"
-    )
-    return CovpropError(
-        f"Cannot write {path} ({error.strerror}); {remedy} and run the same command again: "
-        "the last checkpoint, if there was one, is intact."
-    )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+from covprop.errors import InvalidInput
+from covprop.files import unwritable, write
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:

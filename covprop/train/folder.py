@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covprop.errors import InvalidInput
+from covprop.files import unwritable, write
 from covprop.train import checkpoint
 from covprop.train.recipe import Config
 from covprop.train.toml import dumps
@@ -28,7 +29,7 @@ def make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise checkpoint.unwritable(out, error) from error
+        raise unwritable(out, error) from error
 
 
 def move_aside(out: Path) -> Path | None:
@@ -43,7 +44,7 @@ def move_aside(out: Path) -> Path | None:
     try:
         out.rename(old)
     except OSError as error:
-        raise checkpoint.unwritable(old, error) from error
+        raise unwritable(old, error) from error
     return old
 
 
@@ -67,7 +68,7 @@ def claim(out: Path, config: Config) -> None:
             f"{out} holds a checkpoint (state.pt) but no config.toml that says what it is of; "
             "choose another --out, or start over with --restart."
         )
-    checkpoint.write(path, dumps(config).encode())
+    write(path, dumps(config).encode())
 
 
 def withdraw(out: Path) -> None:

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from covprop import files
 from covprop.errors import CovpropError
-from covprop.train import checkpoint
 
 Row = dict[str, int | float | None]
 
@@ -55,7 +55,7 @@ class Metrics:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(lines) > keep or not path.exists():
-            checkpoint.write(path, b"".join(lines[:keep]))
+            files.write(path, b"".join(lines[:keep]))
 
     def append(self, row: Row) -> None:
         """Add a row; it is on the disk when this returns."""
@@ -65,7 +65,7 @@ class Metrics:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise checkpoint.unwritable(self.path, error) from error
+            raise files.unwritable(self.path, error) from error
 
 
 class Log:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from covprop import data, methods, models, noise
+from covprop import data, files, methods, models, noise
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import CovpropError, InvalidInput
 from covprop.train import checkpoint, folder
@@ -100,7 +100,7 @@ def keep_labels(out: Path, labels: NoisyLabels | None) -> None:
         return
     path = out / "labels.tsv"
     if not path.exists():
-        checkpoint.write(path, table(labels))
+        files.write(path, table(labels))
     elif not torch.equal(read_table(path).noisy, labels.noisy):
         raise InvalidInput(
             f"{path} holds other labels than the data and the recipe give now; restore them, "

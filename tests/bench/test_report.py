@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from covprop.bench import plots
-from covprop.bench.report import Report, Table, mebibytes, milliseconds, write
-from covprop.errors import InvalidInput
+from covprop.bench.report import Report, Table, mebibytes, milliseconds
 
 FACTS: dict = {
     "device": "NVIDIA H200 (x)",
@@ -63,15 +62,6 @@ def test_a_busy_machine_is_said() -> None:
     assert not any("busy" in line for line in quiet.remarks())
     quiet.facts["load"] = 5.0
     assert "The machine was busy (load 5.0 on 2 cores)" in quiet.markdown()
-
-
-def test_files_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is a folder"):
-        write(tmp_path, b"")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InvalidInput, match="cannot be written"):
-        write(tmp_path / "file" / "x.json", b"")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_numbers_are_readable() -> None:

@@ -83,4 +83,4 @@ def test_a_page_cannot_take_the_place_of_a_folder(
 ) -> None:
     log = make_run(tmp_path / "run")
     said = refusal([str(log), "--html", str(tmp_path)], monkeypatch, capsys)
-    assert "is a folder" in said
+    assert "give the name of a file" in said

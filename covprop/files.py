@@ -1,0 +1,55 @@
+"""Files that survive whatever happens: written beside, synced, then moved into place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from covprop.errors import CovpropError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Replace `path` by `content`, or leave it exactly as it was; its folder is made if need be.
+
+    A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
+    before the name points to them.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+    return path
+
+
+def unwritable(path: Path, error: OSError) -> CovpropError:
+    """The sentence for a file that the disk, or its owner, does not let us write."""
+    remedy = "choose a place you can write to"
+    if error.errno in FULL:
+        remedy = "free some space"
+    elif error.errno == errno.EISDIR:
+        remedy = "give the name of a file"
+    return CovpropError(
+        f"Cannot write {path} ({error.strerror}); {remedy} and run the same command again: "
+        "what was there before is intact."
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

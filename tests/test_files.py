@@ -1,0 +1,68 @@
+"""Files are replaced whole or not at all, and what cannot be written is one sentence."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covprop import files
+from covprop.errors import CovpropError
+
+
+def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    for content in (b"old", b"new"):
+        assert files.write(path, content) == path
+        assert path.read_bytes() == content
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_what_is_no_place_for_a_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CovpropError, match=r"Cannot write .* \(Is a directory\); give the name of a file"):
+        files.write(tmp_path, b"")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CovpropError, match=r"x\.json .* choose a place you can write to"):
+        files.write(tmp_path / "file" / "x.json", b"")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_failing_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "state.pt"
+    files.write(path, b"old")
+
+    def fail(handle: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CovpropError) as caught:
+        files.write(path, b"new")
+    message = str(caught.value)
+    assert str(path) in message
+    assert os.strerror(code) in message
+    assert ("free some space" in message) == (code == errno.ENOSPC)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def test_a_full_disk_for_real(tmp_path: Path) -> None:
+    """The kernel itself refuses to write beyond a limit, in the middle of the file."""
+    path = tmp_path / "state.pt"
+    path.write_bytes(b"old")
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from covprop import files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "files.write(Path(sys.argv[1]), b'x' * 10000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert "CovpropError: Cannot write" in done.stderr
+    assert "free some space" in done.stderr
+    assert path.read_bytes() == b"old"
