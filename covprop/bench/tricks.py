@@ -147,5 +147,10 @@ def capture(
     optimizer: torch.optim.Optimizer | None = None,
     generator: torch.Generator | None = None,
 ) -> Callable[[], None]:
-    """`work` as one CUDA graph; from here on the peak is what the graph itself holds."""
-    return graph.capture(work, optimizer, generator, warmup=CAPTURE_WARMUP, before=memory.settle)
+    """`work` as one CUDA graph; from here on the peak is what the graph itself holds.
+
+    Its work space is in its own memory, so `memory.settle` may be called while it lives.
+    """
+    made = graph.capture(work, optimizer, generator, warmup=CAPTURE_WARMUP, before=memory.settle)
+    memory.forget_workspaces()
+    return made
