@@ -14,8 +14,8 @@ from covprop.bench import memory
 from covprop.bench.subject import SIGMA, Subject
 from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.bench.tricks import TRICKS, TrainingStep, Unavailable
-from covprop.errors import CovpropError, InvalidInput
-from covprop.names import nearest
+from covprop.errors import CovpropError
+from covprop.names import unknown
 from covprop.train.optimize import optimizer
 from covprop.train.options import TrainOptions
 
@@ -98,17 +98,12 @@ def make_step(method: str, subject: Subject, batch: int, trick: str) -> Callable
 
 def check_method(name: str) -> None:
     if name not in METHODS:
-        raise InvalidInput(
-            f'There is no step "{name}" to measure{nearest(name, METHODS)}; '
-            f"choose from {', '.join(METHODS)}."
-        )
+        raise unknown("step to measure", name, METHODS)
 
 
 def check_trick(name: str) -> None:
     if name not in TRICKS:
-        raise InvalidInput(
-            f'There is no trick "{name}"{nearest(name, TRICKS)}; choose from {", ".join(TRICKS)}.'
-        )
+        raise unknown("trick", name, TRICKS)
 
 
 def measure(

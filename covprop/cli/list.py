@@ -81,7 +81,6 @@ def _datasets() -> list[tuple[str, str]]:
 
 
 def _rules() -> list[tuple[str, str]]:
-    import covprop.propagate  # noqa: F401  importing it registers its rules
     from covprop.propagate.registry import describe, find, registered
 
     lines = []
@@ -103,7 +102,7 @@ _LISTS: dict[Kind, Callable[[], list[tuple[str, str]]]] = {
 
 def _about(section: str, target: Callable[..., Any]) -> str:
     """The first line of the documentation, and the options with their defaults."""
-    from covprop.train.options import accepted
+    from covprop.options import accepted
     from covprop.train.recipe import GIVEN
 
     options = accepted(target, skip=GIVEN[section])

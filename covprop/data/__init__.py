@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 from covprop.data import cifar, digits, folders, mnist, npz, svhn
@@ -18,6 +17,7 @@ from covprop.data.images import Images
 from covprop.data.locate import data_root
 from covprop.data.registry import DATASETS, Facts
 from covprop.errors import InvalidInput
+from covprop.names import unknown
 
 __all__ = [
     "DATASETS",
@@ -77,8 +77,4 @@ def _load(name: str, split: str, root: Path) -> Images | FolderImages:
         return npz.read(path, split)
     if path.is_dir():
         return folders.read_tree(path, split)
-    near = get_close_matches(name, DATASETS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(DATASETS)}."
-    raise InvalidInput(
-        f"{name!r} is neither a data set nor the path of an .npz file or class-folder tree; {hint}"
-    )
+    raise unknown("data set, .npz file or class-folder tree", name, DATASETS)

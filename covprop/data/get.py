@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 from covprop.data import load
@@ -15,6 +14,7 @@ from covprop.data.download import DownloadFailed, Progress, fetch
 from covprop.data.locate import data_root, file_md5, locate
 from covprop.data.registry import DATASETS, Download, Facts
 from covprop.errors import CovpropError, InvalidInput
+from covprop.names import unknown
 
 Say = Callable[[str], None]
 
@@ -66,9 +66,7 @@ def verified(facts: Facts, base: Path) -> bool:
 
 def _facts(name: str) -> Facts:
     if name not in DATASETS:
-        near = get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(DATASETS)}."
-        raise InvalidInput(f"{name!r} is no registered data set; {hint}")
+        raise unknown("registered data set", name, DATASETS)
     facts = DATASETS[name]
     if not facts.layouts:
         raise InvalidInput(f"{name} is built in and needs no download.")

@@ -6,11 +6,9 @@ Example:
     10.0
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from covprop.errors import InvalidInput
 from covprop.methods.base import Losses, Method, phase_of
 from covprop.methods.consistency import Consistency
 from covprop.methods.gaussian import Gaussian
@@ -18,7 +16,8 @@ from covprop.methods.macer import Macer
 from covprop.methods.radius import Radius
 from covprop.methods.smoothadv import SmoothAdv
 from covprop.methods.weighting import RadiusWeights, WithRadius
-from covprop.names import nearest
+from covprop.names import unknown
+from covprop.options import call
 from covprop.propagate.propagator import check_sigma
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -55,19 +54,6 @@ def build(name: str, *, sigma: float, input_shape: tuple[int, int, int], **optio
         options: the method's own, such as `samples=2`.
     """
     if name not in METHODS:
-        raise InvalidInput(
-            f'There is no method "{name}"{nearest(name, METHODS)}; '
-            f"choose one of {', '.join(METHODS)}."
-        )
-    kind = METHODS[name]
-    fields = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
-    own = fields - {"sigma", "input_shape"}
-    for option in options:
-        if option not in own:
-            raise InvalidInput(
-                f'Method "{name}" has no option "{option}"{nearest(option, own)}; '
-                f"it has {', '.join(sorted(own))}."
-            )
-    if "input_shape" in fields:
-        options["input_shape"] = tuple(input_shape)
-    return kind(sigma=check_sigma(sigma), **options)
+        raise unknown("method", name, METHODS)
+    facts = {"sigma": check_sigma(sigma), "input_shape": tuple(input_shape)}
+    return call("method", METHODS[name], facts, options)

@@ -1,12 +1,14 @@
 """Training on noisy images (Cohen et al. 2019): the plain method every other is compared with."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.methods.base import Losses, draw, logits_of, require
+from covprop.methods.base import Losses, draw, logits_of
+from covprop.options import Range
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,7 @@ class Gaussian:
     """
 
     sigma: float
-    samples: int = 1
-
-    def __post_init__(self) -> None:
-        require(self.samples >= 1, f"method.samples must be at least 1, not {self.samples}.")
+    samples: Annotated[int, Range(1)] = 1
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

@@ -1,12 +1,14 @@
 """MACER (Zhai et al. 2020): maximise a sampled, soft radius of the correctly classified."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.methods.base import Losses, draw, logits_of, require
+from covprop.methods.base import Losses, draw, logits_of
+from covprop.options import NotNegative, Positive, Range
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,11 @@ class Macer:
     """
 
     sigma: float
-    samples: int = 16
-    weight: float = 12.0
-    gamma: float = 8.0
-    beta: float = 16.0
+    samples: Annotated[int, Range(1)] = 16
+    weight: NotNegative = 12.0
+    gamma: Positive = 8.0
+    beta: Positive = 16.0
     from_epoch: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.samples >= 1, f"method.samples must be at least 1, not {self.samples}.")
-        require(self.weight >= 0, f"method.weight must be at least 0, not {self.weight}.")
-        require(self.gamma > 0, f"method.gamma must be above 0, not {self.gamma}.")
-        require(self.beta > 0, f"method.beta must be above 0, not {self.beta}.")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, draw, logits_of, require, seeded
+from covprop.options import NotNegative, Range
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
 from covprop.radius import RadiusLoss, estimated_radius, ratio, soft_hinge
@@ -66,11 +67,11 @@ class Radius:
     input_shape: tuple[int, int, int]
     estimator: Literal["shared", "calibrated", "linearized"] = "shared"
     preset: Literal["paper", "reference"] = "paper"
-    weight: float = 4.0
+    weight: NotNegative = 4.0
     from_epoch: int = 0
     mean: Literal["sample", "noisy", "clean"] | None = None
     offset: float | None = None
-    share: float = 1.0
+    share: Annotated[float, Range(0, 1, strict=True)] = 1.0
     r_max: float | Literal["estimated"] | None = None
     multi_block: bool | None = None
     detach_covariance: bool | None = None
@@ -86,19 +87,6 @@ class Radius:
     _measured: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(
-            self.preset in PRESETS, f'method.preset is "paper" or "reference", not "{self.preset}".'
-        )
-        require(
-            self.estimator in ("shared", "calibrated", "linearized"),
-            f'method.estimator is "shared", "calibrated" or "linearized", not "{self.estimator}".',
-        )
-        require(
-            self.mean in (None, "sample", "noisy", "clean"),
-            f'method.mean is "sample", "noisy" or "clean", not "{self.mean}".',
-        )
-        require(self.weight >= 0, f"method.weight must be at least 0, not {self.weight}.")
-        require(0 < self.share <= 1, f"method.share must lie in (0, 1], not {self.share}.")
         require(
             self.share == 1 or self.estimator == "linearized",
             f'method.share goes with method.estimator = "linearized", not "{self.estimator}".',

@@ -1,13 +1,15 @@
 """SmoothAdv (Salman et al. 2019): adversarial training of the smoothed classifier by PGD."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, require
+from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
+from covprop.options import Positive, Range
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,10 @@ class SmoothAdv:
     """
 
     sigma: float
-    samples: int = 2
-    epsilon: float = 1.0
-    steps: int = 10
-    warmup: int = 10
-
-    def __post_init__(self) -> None:
-        require(self.samples >= 1, f"method.samples must be at least 1, not {self.samples}.")
-        require(self.epsilon > 0, f"method.epsilon must be above 0, not {self.epsilon}.")
-        require(self.steps >= 1, f"method.steps must be at least 1, not {self.steps}.")
-        require(self.warmup >= 0, f"method.warmup must be at least 0, not {self.warmup}.")
+    samples: Annotated[int, Range(1)] = 2
+    epsilon: Positive = 1.0
+    steps: Annotated[int, Range(1)] = 10
+    warmup: Annotated[int, Range(0)] = 10
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

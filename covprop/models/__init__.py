@@ -19,9 +19,10 @@ from covprop.models.cifar_resnet import CifarResNet
 from covprop.models.cnn9 import CNN9
 from covprop.models.lenet import LeNet
 from covprop.models.normalize import Normalize
-from covprop.models.own import call_builder, load_function
+from covprop.models.own import load_function
 from covprop.models.preact_resnet import PreActResNet
-from covprop.names import nearest
+from covprop.names import unknown
+from covprop.options import call
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
@@ -61,14 +62,10 @@ def build(
     if num_classes < 2:
         raise InvalidInput(f"A classifier needs at least two classes, not {num_classes}.")
     facts = {"num_classes": num_classes, "image_shape": image_shape}
-    if ".py:" in name:
-        net = call_builder(name, load_function(name), facts, options)
-    elif name in MODELS:
-        net = call_builder(name, MODELS[name], facts, options)
-    else:
+    net = call("model", find(name), facts, options)
+    if not isinstance(net, nn.Module):
         raise InvalidInput(
-            f'There is no model "{name}"{nearest(name, MODELS)}; '
-            f'choose one of {", ".join(MODELS)}, or give a function as "my_net.py:build".'
+            f'Model "{name}" returned a {type(net).__name__}, but must return an nn.Module.'
         )
     if mean is None and std is None:
         return net
@@ -80,6 +77,15 @@ def build(
             "channels; give one mean and one std per channel."
         )
     return nn.Sequential(Normalize(mean, std), net)
+
+
+def find(name: str) -> Callable[..., nn.Module]:
+    """What builds the model called `name`."""
+    if ".py:" in name:
+        return load_function(name)
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, "a function as my_net.py:build"])
+    return MODELS[name]
 
 
 def _checked_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:

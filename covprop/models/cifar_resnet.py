@@ -7,10 +7,11 @@ option B). The parameters are called as in the published training code of Cohen 
 """
 
 import math
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
+from covprop.options import Range
 
 
 class Block(nn.Module):
@@ -49,11 +50,9 @@ class CifarResNet(nn.Module):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        width: int = 16,
+        width: Annotated[int, Range(1)] = 16,
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise InvalidInput(f"cifar_resnet{depth} needs a width of at least 1, not {width}.")
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(image_shape[0], width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)

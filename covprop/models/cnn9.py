@@ -1,6 +1,7 @@
 """The 9-layer CNN on which methods for noisy labels are compared."""
 
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class CNN9(nn.Module):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        pool: str = "average",
+        pool: Literal["average", "max"] = "average",
         dropout: float = 0.25,
     ) -> None:
         super().__init__()
@@ -47,8 +48,6 @@ class CNN9(nn.Module):
                 f"cnn9 needs images of at least 28×28 pixels, not {height}×{breadth}; "
                 "choose lenet for smaller ones."
             )
-        if pool not in ("average", "max"):
-            raise InvalidInput(f'cnn9 has pool="average" or "max", not "{pool}".')
         if not 0 <= dropout < 1:
             raise InvalidInput(f"cnn9 needs a dropout in [0, 1), not {dropout}.")
 

@@ -1,9 +1,12 @@
 """LeNet with average pools: three convolutions and two linear layers."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.options import Range
 
 
 class LeNet(nn.Module):
@@ -18,7 +21,11 @@ class LeNet(nn.Module):
     """
 
     def __init__(
-        self, *, num_classes: int, image_shape: tuple[int, int, int], width: int = 32
+        self,
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        width: Annotated[int, Range(1)] = 32,
     ) -> None:
         super().__init__()
         channels, height, breadth = image_shape
@@ -27,8 +34,6 @@ class LeNet(nn.Module):
                 f"LeNet halves the image three times and needs at least 8×8 pixels, "
                 f"not {height}×{breadth}; enlarge the images."
             )
-        if width < 1:
-            raise InvalidInput(f"LeNet needs a width of at least 1, not {width}.")
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.conv3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1)

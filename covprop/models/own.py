@@ -1,18 +1,15 @@
-"""Building a model from a function, shipped or from the user's own file."""
+"""A function in the user's own file."""
 
 import hashlib
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from covprop.errors import InvalidInput
-from covprop.names import nearest
 
 
 def load_function(name: str) -> Callable[..., nn.Module]:
@@ -40,53 +37,6 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     if not callable(found):
         raise InvalidInput(f'Model "{name}": {path} defines no function "{function}".')
     return found
-
-
-def call_builder(
-    name: str,
-    builder: Callable[..., nn.Module],
-    facts: dict[str, Any],
-    options: dict[str, Any],
-) -> nn.Module:
-    """Call `builder` with the facts it has parameters for and with every option.
-
-    An option it has no parameter for, or a required one that is missing, is the user's mistake.
-    """
-    parameters = inspect.signature(builder).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    own = [n for n, p in parameters.items() if n not in facts and p.kind is not p.VAR_KEYWORD]
-    for option, value in options.items():
-        if option in own:
-            _check_type(name, option, value, parameters[option].default)
-        elif not takes_all:
-            has = f"it has {', '.join(own)}" if own else "it has none"
-            raise InvalidInput(
-                f'Model "{name}" has no option "{option}"{nearest(option, own)}; {has}.'
-            )
-    arguments = {k: v for k, v in facts.items() if k in parameters or takes_all} | options
-    for n, p in parameters.items():
-        needed = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        if needed and n not in arguments:
-            raise InvalidInput(f'Model "{name}" needs a value for its option "{n}".')
-    net = builder(**arguments)
-    if not isinstance(net, nn.Module):
-        raise InvalidInput(
-            f'Model "{name}" returned a {type(net).__name__}, but must return an nn.Module.'
-        )
-    return net
-
-
-def _check_type(name: str, option: str, value: Any, default: Any) -> None:
-    """Options come from a recipe: a string where the default is a number is a slip there."""
-    expected = type(default)
-    if expected not in (bool, int, float, str) or type(value) is expected:
-        return
-    if expected is float and type(value) is int:
-        return
-    raise InvalidInput(
-        f'Model "{name}" needs {option} of type {expected.__name__}, '
-        f"such as {default!r}, not {value!r}."
-    )
 
 
 def _where(error: Exception, path: Path) -> str:

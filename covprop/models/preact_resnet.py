@@ -5,12 +5,14 @@ the skip is x itself, or a 1×1 convolution of the first activation where the sh
 """
 
 import re
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.options import Range
 
 DEPTHS = {
     18: ("basic", (2, 2, 2, 2)),
@@ -111,21 +113,13 @@ class PreActResNet(nn.Module):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        width: int = 64,
-        norm: str = "batch",
-        stem: str = "auto",
+        width: Annotated[int, Range(1)] = 64,
+        norm: Literal["batch", "none", "act"] = "batch",
+        stem: Literal["auto", "cifar", "imagenet"] = "auto",
     ) -> None:
         super().__init__()
-        if norm not in ("batch", "none", "act"):
-            raise InvalidInput(f'PreActResNet has norm="batch", "none" or "act", not "{norm}".')
-        if stem not in ("auto", "cifar", "imagenet"):
-            raise InvalidInput(
-                f'PreActResNet has stem="auto", "cifar" or "imagenet", not "{stem}".'
-            )
         if depth not in DEPTHS:
             raise InvalidInput(f"PreActResNet comes with {sorted(DEPTHS)} layers, not {depth}.")
-        if width < 1:
-            raise InvalidInput(f"PreActResNet needs a width of at least 1, not {width}.")
         kind, counts = DEPTHS[depth]
         block = BasicBlock if kind == "basic" else Bottleneck
         channels, height, breadth = image_shape

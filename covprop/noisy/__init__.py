@@ -11,8 +11,7 @@ Example:
 from collections.abc import Callable
 from typing import Any
 
-from covprop.errors import InvalidInput
-from covprop.names import nearest
+from covprop.names import unknown
 from covprop.noisy.base import Learned, NoisyMethod, Task
 from covprop.noisy.bootstrap import Bootstrap
 from covprop.noisy.coteaching import Coteaching
@@ -23,6 +22,7 @@ from covprop.noisy.radius import Radius
 from covprop.noisy.smodel import SModel
 from covprop.noisy.step import Memory, NoisyStep
 from covprop.noisy.truncated import Truncated
+from covprop.options import call
 
 METHODS: dict[str, Callable[..., NoisyMethod]] = {
     "plain": Plain,
@@ -42,8 +42,5 @@ __all__ = ["METHODS", "Learned", "Memory", "NoisyMethod", "NoisyStep", "Task", "
 def build(name: str, *, task: Task, **options: Any) -> NoisyMethod:
     """The method called `name`, with its own options such as `rate=0.2`."""
     if name not in METHODS:
-        raise InvalidInput(
-            f'There is no method "{name}" for noisy labels{nearest(name, METHODS)}; '
-            f"choose one of {', '.join(METHODS)}."
-        )
-    return METHODS[name](task, **options)
+        raise unknown("method for noisy labels", name, METHODS)
+    return call("method", METHODS[name], {"task": task}, options)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.errors import InvalidInput
-from covprop.train.options import Fraction, Range
+from covprop.options import Fraction, Range
 
 
 @dataclass(frozen=True)

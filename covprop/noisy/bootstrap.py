@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.noisy.base import Learned, NoisyMethod, Task
-from covprop.train.options import Fraction
+from covprop.options import Fraction
 
 BETA = {"hard": 0.8, "soft": 0.95}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from covprop.data import Batch
 from covprop.noisy.base import Learned, SmallLoss, Task, cross_entropy, over, smallest
-from covprop.train.options import Fraction, Range
+from covprop.options import Fraction, Range
 
 
 class Coteaching(SmallLoss):

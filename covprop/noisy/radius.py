@@ -15,9 +15,9 @@ from covprop.methods.base import draw
 from covprop.methods.radius import PRESETS
 from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
 from covprop.noisy.smodel import SModel
+from covprop.options import Fraction, NotNegative, Range
 from covprop.propagate.propagator import Propagator
 from covprop.radius import RadiusLoss, estimated_radius
-from covprop.train.options import Fraction, NotNegative, Range
 
 
 class Radius(NoisyMethod):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
-from covprop.train.options import Range
+from covprop.options import Range
 
 
 class SModel(NoisyMethod):

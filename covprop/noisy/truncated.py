@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.noisy.base import Learned, NoisyMethod, Task
-from covprop.train.options import Fraction, Range
+from covprop.options import Fraction, Range
 
 
 class Truncated(NoisyMethod):

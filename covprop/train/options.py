@@ -1,45 +1,15 @@
-"""What a recipe may say: the trainer's own options, and the check of any option by signature.
+"""What a recipe may say in `[data]`, `[labels]`, `[noise]` and `[train]`.
 
-The keys of `[model]`, `[method]` and `[weighting]` are the parameters of the function or class
-they name, so there is no second list to keep; `[data]`, `[labels]`, `[noise]` and `[train]` are
-the dataclasses below. Ranges stand beside the types, as `Annotated[int, Range(1)]`.
+The keys of `[model]`, `[method]` and `[weighting]` are the parameters of what these name.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-import types
-import typing
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from covprop.errors import InvalidInput
-from covprop.names import nearest
-
-
-class Range(NamedTuple):
-    """low ≤ value ≤ high, or low < value with `strict`."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    strict: bool = False
-
-    def admits(self, value: float) -> bool:
-        above = value > self.low if self.strict else value >= self.low
-        return above and value <= self.high and math.isfinite(value)
-
-    def __str__(self) -> str:
-        low = f"{'above' if self.strict else 'at least'} {self.low:g}"
-        high = f"at most {self.high:g}"
-        parts = [low] * (self.low > -math.inf) + [high] * (self.high < math.inf)
-        return " and ".join(parts) or "finite"
-
-
-Positive = Annotated[float, Range(0, strict=True)]
-NotNegative = Annotated[float, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]
+from covprop.options import Fraction, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True)
@@ -174,113 +144,3 @@ class TrainOptions:
             raise InvalidInput('train.late_beta1 needs optimizer = "adamw".')
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')
-
-
-def accepted(
-    target: Callable[..., Any], skip: Collection[str] = ()
-) -> dict[str, inspect.Parameter]:
-    """The keyword parameters of a function or class, with evaluated annotations."""
-    try:
-        signature = inspect.signature(target, eval_str=True)
-    except NameError:  # an own file may annotate with names it does not import
-        signature = inspect.signature(target)
-    return {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if name not in skip and parameter.kind is not parameter.VAR_POSITIONAL
-    }
-
-
-def check_options(
-    section: str, given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
-) -> dict[str, Any]:
-    """Every value checked against its parameter, with the defaults filled in.
-
-    Defaults that a recipe cannot express (None, objects) are left out: absent means default.
-
-    Example:
-        >>> check_options("noise", {"sigma": 1}, accepted(NoiseOptions))
-        {'sigma': 1.0}
-    """
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    for key in given:
-        if key not in named and not takes_any:
-            known = ", ".join(named) or "no keys here"
-            raise InvalidInput(
-                f"Unknown recipe key {section}.{key}{nearest(key, named)}; "
-                f"[{section}] takes {known}."
-            )
-    values: dict[str, Any] = {}
-    for name, parameter in named.items():
-        if name in given:
-            annotation = Any if isinstance(parameter.annotation, str) else parameter.annotation
-            values[name] = check_value(f"{section}.{name}", given[name], annotation)
-        elif parameter.default is parameter.empty:
-            raise InvalidInput(f"The recipe lacks {section}.{name}; add it, or --set it.")
-        elif _expressible(parameter.default):
-            values[name] = parameter.default
-    return values | {key: value for key, value in given.items() if key not in named}
-
-
-def check_value(where: str, value: Any, annotation: Any) -> Any:
-    """`value` as the annotated type, or InvalidInput naming the key."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        value = check_value(where, value, args[0])
-        for bounds in args[1:]:
-            if isinstance(bounds, Range) and not bounds.admits(value):
-                raise InvalidInput(f"{where} must be {bounds}, not {value!r}.")
-        return value
-    if origin is Literal:
-        if not any(type(value) is type(a) and value == a for a in args):  # 1 == True
-            options = ", ".join(str(a).lower() if a in (True, False) else repr(a) for a in args)
-            hint = nearest(value, [a for a in args if isinstance(a, str)]) if _text(value) else ""
-            raise InvalidInput(f"{where} must be one of {options}, not {value!r}{hint}.")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _check_union(where, value, args)
-    if origin in (tuple, list) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
-        return _check_sequence(where, value, args)
-    plain = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    if annotation not in plain:
-        return value
-    if annotation is float and type(value) is int:
-        return float(value)
-    if type(value) is not annotation:
-        raise InvalidInput(f"{where} must be {plain[annotation]}, not {value!r}.")
-    if annotation is float and math.isnan(value):
-        raise InvalidInput(f"{where} must be a number, not nan.")
-    return value
-
-
-def _check_union(where: str, value: Any, members: tuple[Any, ...]) -> Any:
-    errors = []
-    for member in members:
-        if member is type(None):
-            continue
-        try:
-            return check_value(where, value, member)
-        except InvalidInput as error:
-            errors.append(error)
-    raise errors[0] if errors else InvalidInput(f"{where} cannot be set, not even to {value!r}.")
-
-
-def _check_sequence(where: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise InvalidInput(f"{where} must be a list such as [1, 2], not {value!r}.")
-    if (len(members) == 2 and members[1] is Ellipsis) or len(members) < 2:
-        members = (members[0] if members else Any,) * len(value)
-    if len(members) != len(value):
-        raise InvalidInput(f"{where} must be a list of {len(members)} values, not {list(value)}.")
-    return tuple(check_value(where, v, m) for v, m in zip(value, members, strict=True))
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _expressible(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_expressible(v) for v in value)
-    return isinstance(value, bool | int | float | str)

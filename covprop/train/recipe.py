@@ -18,16 +18,10 @@ from typing import Any
 
 import covprop
 from covprop.errors import InvalidInput
-from covprop.names import nearest
+from covprop.names import nearest, unknown
+from covprop.options import accepted, check_options
 from covprop.train import toml
-from covprop.train.options import (
-    DataOptions,
-    LabelOptions,
-    NoiseOptions,
-    TrainOptions,
-    accepted,
-    check_options,
-)
+from covprop.train.options import DataOptions, LabelOptions, NoiseOptions, TrainOptions
 
 SECTIONS = ("data", "labels", "model", "noise", "method", "weighting", "train")
 NAMED = ("data", "labels", "model", "method", "weighting")
@@ -195,22 +189,14 @@ def _data(given: dict[str, Any], beside: Path) -> DataOptions:
 
 
 def _model(given: dict[str, Any], beside: Path) -> dict[str, Any]:
-    from covprop.models import MODELS
-    from covprop.models.own import load_function
+    from covprop.models import find as find_model
 
     name = _name("model", given)
     if ".py:" in name:
         file, _, function = name.rpartition(":")
         name = f"{_absolute(file, beside) or file}:{function}"
-        target = load_function(name)
-    elif name in MODELS:
-        target = MODELS[name]
-    else:
-        raise InvalidInput(
-            f'there is no model "{name}"{nearest(name, MODELS)}; choose one of '
-            f'{", ".join(MODELS)}, or give a function as "my_net.py:build".'
-        )
-    return {"name": name} | check_options("model", given, accepted(target, skip=GIVEN["model"]))
+    options = accepted(find_model(name), skip=GIVEN["model"])
+    return {"name": name} | check_options("model", given, options)
 
 
 def _labels(given: dict[str, Any], beside: Path) -> LabelOptions | None:
@@ -236,10 +222,7 @@ def _method(given: dict[str, Any], noisy: bool) -> dict[str, Any]:
         other = NOISY if not noisy else METHODS
         where = "without" if noisy else "with"
         hint = f" ({name} is for recipes {where} [labels])" if name in other else ""
-        raise InvalidInput(
-            f'there is no method "{name}"{hint or nearest(name, known)}; '
-            f"choose one of {', '.join(known)}."
-        )
+        raise unknown("method", name, known, hint)
     options = accepted(known[name], skip=GIVEN["noisy method" if noisy else "method"])
     return {"name": name} | check_options("method", given, options)
 

@@ -105,7 +105,7 @@ def test_without_a_plain_step_there_is_nothing_to_compare() -> None:
 @pytest.mark.parametrize(
     ("names", "tricks", "expected"),
     [
-        (["share"], ["eager"], 'no step "share"'),
+        (["share"], ["eager"], 'no step to measure "share"'),
         (["shared"], ["eagre"], 'no trick "eagre"'),
     ],
 )

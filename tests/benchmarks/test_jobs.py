@@ -83,7 +83,7 @@ def test_phases_scale_with_the_length() -> None:
         ('[[job]]\nname = "a"\nrecipe = "digits/gausian-0.25"', "gaussian-0.25"),
         (
             'recipe = "digits/gaussian-0.25"\n[[job]]\nname = "a"\nset = ["train.epoch=2"]',
-            'Unknown recipe key train.epoch .did you mean "epochs"',
+            'there is no option train.epoch .did you mean "epochs"',
         ),
         ("[[job]", "cannot be read"),
     ],

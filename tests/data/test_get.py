@@ -140,8 +140,8 @@ def test_half_a_download_is_named_at_load(tmp_path, mnist):
     [
         ("digits", "built in"),
         ("imagenet", "may not be downloaded freely: register"),
-        ("cifar-10", "did you mean cifar10"),
-        ("xyz", "known are digits, mnist"),
+        ("cifar-10", "did you mean .cifar10"),
+        ("xyz", "choose one of digits, mnist"),
     ],
 )
 def test_what_cannot_be_fetched(tmp_path, name, message):

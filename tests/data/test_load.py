@@ -8,8 +8,8 @@ from covprop.errors import InvalidInput
     ("name", "split", "message"),
     [
         ("mnist", "val", 'split is \'val\'; choose "train", "test" or "holdout"'),
-        ("cifar", "train", "neither a data set nor the path .* did you mean cifar10"),
-        ("/no/such/folder", "train", "known are digits"),
+        ("cifar", "train", "no data set, .npz file or class-folder tree .*did you mean .cifar10"),
+        ("/no/such/folder", "train", "choose one of digits"),
     ],
 )
 def test_bad_names(name, split, message):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.methods import Losses, Radius
+from covprop.methods import Losses, Radius, build
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE
 
@@ -143,8 +143,8 @@ def test_a_share_of_the_batch_carries_the_whole_hinge(net: nn.Module, batch: Bat
 
 
 def test_share_is_for_linearized() -> None:
-    with pytest.raises(InvalidInput, match=r"share must lie in \(0, 1\]"):
-        Radius(0.25, SHAPE, estimator="linearized", share=0.0)
+    with pytest.raises(InvalidInput, match=r"share must be above 0 and at most 1"):
+        build("radius", sigma=0.25, input_shape=SHAPE, estimator="linearized", share=0.0)
     with pytest.raises(InvalidInput, match="share goes with"):
         Radius(0.25, SHAPE, share=0.5)
 
