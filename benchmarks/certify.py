@@ -25,13 +25,13 @@ from torch import nn
 
 from covprop.bench.certify import matrix_product
 from covprop.bench.layers import count_flops, no_grad
-from covprop.bench.machine import choose_device
 from covprop.bench.subject import Subject
 from covprop.bench.timing import Effort, interleaved
 from covprop.certify.affine import affine
 from covprop.certify.engine import Engine, Job, _in_dtype
 from covprop.certify.fold import folded
 from covprop.certify.noise import block_size
+from covprop.device import choose_device
 
 WAYS = ("replayed", "compiled", "fused")
 CASES = ("fused:2112", "fused:1056", "fused:4224", "compiled:2112", "replayed:2112")

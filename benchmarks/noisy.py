@@ -35,6 +35,7 @@ from rich.console import Console
 
 from covprop import data
 from covprop.bench import machine
+from covprop.device import choose_device
 from covprop.files import write
 from covprop.noisy import compare, report
 from covprop.train import load, shipped, train
@@ -238,7 +239,7 @@ def main() -> None:
     if unknown := set(methods) - set(known):
         sys.exit(f"{', '.join(sorted(unknown))}: choose among {', '.join(known) or 'no recipes'}.")
     options.out.mkdir(parents=True, exist_ok=True)
-    facts = machine.facts(machine.choose_device("auto"))  # before anything of ours is a load
+    facts = machine.facts(choose_device("auto"))  # before anything of ours is a load
     if options.timing and not (options.out / "timing.tsv").exists():
         measure_alone(options, methods)
     pairs = grid(options, methods)

@@ -30,6 +30,7 @@ from covprop.bench.step import Ready, prepare, reason
 from covprop.bench.subject import Subject, subject
 from covprop.bench.timing import Effort, Timing, interleaved, seconds_of
 from covprop.bench.tricks import TrainingStep
+from covprop.device import choose_device
 
 METHODS = ("plain", "shared", "shared-detached", "shared-frozen")
 
@@ -180,7 +181,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
-    device = machine.choose_device(options.device)
+    device = choose_device(options.device)
     where = subject(
         options.model, device, width=options.width, norm=options.norm, image=options.image
     )

@@ -37,6 +37,7 @@ from typing import IO
 from jobs import SELDOM, Job, Pace, epoch_seconds, read_wave, repeated, total_alone
 
 from covprop.bench import machine
+from covprop.device import choose_device
 from covprop.errors import CovpropError
 from covprop.files import write
 from covprop.report.cells import duration
@@ -273,7 +274,7 @@ class Wave:
 
 def facts() -> machine.Facts:
     """The machine and versions; $COVPROP_COMMIT tells the commit where there is no git."""
-    found = machine.facts(machine.choose_device("auto"))
+    found = machine.facts(choose_device("auto"))
     found.pop("command")  # each run tells its own
     found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
     return found

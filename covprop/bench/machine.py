@@ -12,24 +12,7 @@ from pathlib import Path
 
 import torch
 
-from covprop.errors import InvalidInput
-
 Facts = dict[str, str | int | float | None]
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidInput(f'There is no device "{name}"; use auto, cpu or cuda.') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("There is no CUDA device here; use --device cpu.")
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidInput(f'The benchmarks run on cpu or cuda, not "{name}".')
-    return device
 
 
 def facts(device: torch.device) -> Facts:

@@ -12,7 +12,7 @@ from torch import Tensor
 from covprop.certify.bounds import Question, best_lower, certified_radius
 from covprop.certify.each import Way
 from covprop.certify.noise import block_size
-from covprop.certify.sample import blocks_a_pass, choose_device
+from covprop.certify.sample import blocks_a_pass, device_of
 from covprop.errors import InvalidInput
 
 RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
@@ -34,7 +34,7 @@ def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samp
         return fast
     shape = tuple(x.shape[-3:])
     passes = samples / (blocks_a_pass(shape, way.batch_size) * block_size(shape))
-    return choose_device(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
+    return device_of(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
 
 
 def in_order(parts: list[tuple[list[int], Result]]) -> Result:

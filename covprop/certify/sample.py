@@ -92,7 +92,7 @@ class Sampler:
         value_range: tuple[float, float] | None,
     ) -> None:
         check_images(x, value_range)
-        self.device = choose_device(model, x, device)
+        self.device = device_of(model, x, device)
         self.model, self.sigma, self.seed, self.soft, self.dtype = model, sigma, seed, soft, dtype
         self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images = len(self.x)
@@ -243,7 +243,7 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
         )
 
 
-def choose_device(
+def device_of(
     model: Callable[[Tensor], Tensor], x: Tensor, device: torch.device | str | None
 ) -> torch.device:
     """The one given, else where the model's tensors are, else where the images are."""

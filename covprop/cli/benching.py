@@ -72,9 +72,9 @@ def start(
     import torch
     from rich.console import Console
 
-    from covprop.bench.machine import choose_device
     from covprop.bench.subject import subject
     from covprop.bench.timing import QUICK, Effort
+    from covprop.device import choose_device
     from covprop.errors import InvalidInput
 
     where = choose_device(device)

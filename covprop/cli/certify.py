@@ -92,13 +92,14 @@ def certify(
     from covprop.certify.rows import Row
     from covprop.cli import smoothing
     from covprop.cli.filling import fill_log
+    from covprop.device import choose_device
 
     radii = tuple(at_least) if at_least else None
     if sequential and delta is None and radii is None:
         delta = DELTA
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
-    where = smoothing.choose_device(device)
+    where = choose_device(device)
     check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii)
     images = smoothing.load_images(subject, split, data)
     positions = smoothing.choose_positions(images, subject.dataset, skip, most)

@@ -48,12 +48,13 @@ def estimate(
     import torch
 
     from covprop.cli import smoothing
+    from covprop.device import choose_device
     from covprop.errors import UnsupportedModel
     from covprop.files import write
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
-    where = smoothing.choose_device(device)
+    where = choose_device(device)
     images = smoothing.load_images(subject, split, data)
     positions = smoothing.choose_positions(images, subject.dataset, skip, most)
     model = subject.model.to(where)

@@ -35,12 +35,13 @@ def explore(
     import webbrowser
 
     from covprop.cli import smoothing
+    from covprop.device import choose_device
     from covprop.explore.compute import Explorer
     from covprop.explore.server import Desk, Server
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
-    where = smoothing.choose_device(device)
+    where = choose_device(device)
     images = smoothing.load_images(subject, split, data)
     explorer = Explorer(subject.model.to(where), images, level, trained=subject.sigma)
     server = Server(Desk(explorer, run.name), port)

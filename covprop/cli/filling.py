@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from covprop.cli.smoothing import groups, place, warn
+from covprop.cli.smoothing import groups, warn
+from covprop.device import place
 from covprop.errors import InvalidInput
 
 if TYPE_CHECKING:

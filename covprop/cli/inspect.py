@@ -70,12 +70,13 @@ def inspect(
     import torch
 
     from covprop.cli import smoothing
+    from covprop.device import choose_device
     from covprop.inspect import exhibits, write
     from covprop.propagate.settings import PAPER
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
-    where = smoothing.choose_device(device)
+    where = choose_device(device)
     pictures = smoothing.load_images(subject, split, data)
     wanted = _numbers(images, "--images")
     positions = smoothing.choose_positions(pictures, subject.dataset, None, most)

@@ -59,10 +59,11 @@ def predict(
     from covprop.certify.rows import PredictRow
     from covprop.cli import smoothing
     from covprop.cli.filling import fill_log
+    from covprop.device import choose_device
 
     subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = smoothing.choose_sigma(subject, sigma)
-    where = smoothing.choose_device(device)
+    where = choose_device(device)
     question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
     check_options(level, 1, n, alpha)
     model = subject.model.to(where)

@@ -1,6 +1,5 @@
 """What verbs on a trained model share: the model meant, its σ and device, and its images."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from covprop.device import place
 from covprop.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -108,30 +108,6 @@ def choose_sigma(subject: Subject, sigma: float | None) -> float:
             "be valid, and probably small."
         )
     return sigma
-
-
-def choose_device(name: str) -> "torch.device":
-    """ "auto", "cpu", "cuda" or "cuda:1"; under torchrun every process gets its own GPU."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidInput(f'There is no device "{name}"; choose auto, cpu, cuda or cuda:1.')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use cpu.')
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device
-
-
-def place() -> tuple[int, int]:
-    """Rank and number of processes, as torchrun sets them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def warn(message: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from covprop.device import place
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -82,13 +83,8 @@ def train(
     Killed or stopped at any moment, the same command goes on exactly where it was.
     """
     folder = train_recipe("train", recipe, set_, out, data, restart)
-    if first_process():
+    if place()[0] == 0:
         typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
-
-
-def first_process() -> bool:
-    """Whether this process talks; under torchrun the others are silent."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def train_recipe(
@@ -113,14 +109,14 @@ def train_recipe(
         folder = out or Path("runs") / _run_name(recipe, find(recipe))
         run(checked, folder, data_root=data, restart=restart, console=Console())
     except Interrupted as stopped:
-        if first_process():
+        if place()[0] == 0:
             again = ["covprop", verb, recipe]
             again += [word for item in set_ or [] for word in ("--set", item)]
             again += ["--out", str(folder)] + (["--data", str(data)] if data else [])
             typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
         raise typer.Exit(128 + stopped.signum) from None
     except CovpropError:
-        if not first_process():  # the first process says it for all
+        if place()[0] != 0:  # the first process says it for all
             raise typer.Exit(2) from None
         raise
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from covprop.errors import CovpropError, InvalidInput
+from covprop.device import choose_device, place
+from covprop.errors import CovpropError
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,10 @@ class World:
 
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
-    """Join the processes that torchrun started, or be alone.
-
-    Args:
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
-    """
-    rank = int(os.environ.get("RANK", "0"))
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
-    if chosen.type == "cuda" and chosen.index is not None:
+    """Join the processes that torchrun started, or be alone; see `choose_device` for `device`."""
+    rank, size = place()
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size == 1:
         yield World(0, 1, chosen)
@@ -91,23 +86,3 @@ def world(device: str = "auto") -> Iterator[World]:
         # so nothing may hold one any more, not even the frames of a failure.
         gc.collect()
         dist.destroy_process_group()
-
-
-def _device(name: str, local_rank: int | None) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidInput(
-            f'There is no device "{name}"; use "auto", "cpu", "cuda" or "cuda:0".'
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use "cpu".')
-    if device.type == "cuda" and local_rank is not None:
-        device = torch.device("cuda", local_rank)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"Device {device} does not exist; this machine has {torch.cuda.device_count()} GPUs."
-        )
-    return device

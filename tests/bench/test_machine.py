@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from covprop.bench import machine
-from covprop.errors import InvalidInput
 
 
 def test_facts_name_the_place_and_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,17 +30,3 @@ def test_commit_is_that_of_the_sources() -> None:
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert machine.commit() is None
-
-
-@pytest.mark.parametrize("name", ["graphics", "meta"])
-def test_unknown_devices_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match=name):
-        machine.choose_device(name)
-
-
-def test_a_missing_gpu_is_named() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert machine.choose_device("auto") == torch.device("cpu")
-    with pytest.raises(InvalidInput, match="no CUDA device"):
-        machine.choose_device("cuda")

@@ -289,8 +289,8 @@ def test_on_a_gpu_rows_do_not_depend_on_company() -> None:
 
 def test_a_module_is_sampled_where_its_tensors_are() -> None:
     """Also one that holds buffers only; `meta` stands in for a GPU."""
-    from covprop.certify.sample import choose_device
+    from covprop.certify.sample import device_of
 
-    assert choose_device(HalfSpace().to("meta"), images(1), None).type == "meta"
-    assert choose_device(nn.Linear(2, 2, device="meta"), images(1), None).type == "meta"
-    assert choose_device(nn.Flatten(), images(1), None).type == "cpu"
+    assert device_of(HalfSpace().to("meta"), images(1), None).type == "meta"
+    assert device_of(nn.Linear(2, 2, device="meta"), images(1), None).type == "meta"
+    assert device_of(nn.Flatten(), images(1), None).type == "cpu"

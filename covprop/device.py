@@ -1,0 +1,35 @@
+"""The device that a word means, and this process's place among those that torchrun started."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from covprop.errors import InvalidInput
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of processes; (0, 1) for one alone."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1"; under torchrun every process
+    gets a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f'There is no device "{name}"; choose auto, cpu, cuda or cuda:1.')
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use cpu.')
+    index, count = int(os.environ.get("LOCAL_RANK", device.index or 0)), torch.cuda.device_count()
+    if index >= count:
+        raise InvalidInput(f"Device cuda:{index} does not exist; this machine has {count} GPUs.")
+    return torch.device("cuda", index)
