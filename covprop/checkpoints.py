@@ -123,14 +123,13 @@ def export(
     to: str,
     arch: str,
     image_shape: tuple[int, int, int],
-    epoch: int = 0,
 ) -> None:
     """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
     if to == "safetensors":
         save_weights(path, model)
     elif to == "cohen":
         buffer = io.BytesIO()
-        torch.save({"epoch": epoch, "arch": arch, "state_dict": _cohen_state(model)}, buffer)
+        torch.save({"arch": arch, "state_dict": _cohen_state(model)}, buffer)
         write(path, buffer.getvalue())
     elif to == "onnx":
         write(path, _onnx(model, image_shape))

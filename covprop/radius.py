@@ -192,9 +192,9 @@ class RadiusLoss(nn.Module):
         return torch.where(right, hinge, torch.zeros_like(hinge))
 
 
-def soft_hinge(mean: Tensor, offset: float, sharpness: float = 16.0) -> Tensor:
+def soft_hinge(mean: Tensor, offset: float) -> Tensor:
     """max(0, Γ − (Φ⁻¹(p₁) − Φ⁻¹(p₂))) with p = softmax(16·mean), MACER's term on the mean."""
-    two = torch.softmax(sharpness * mean, dim=1).topk(2, dim=1).values
+    two = torch.softmax(16.0 * mean, dim=1).topk(2, dim=1).values
     eps = torch.finfo(mean.dtype).eps
     quantile = torch.special.ndtri(two.clamp(eps, 1 - eps))
     return torch.relu(offset - (quantile[:, 0] - quantile[:, 1]))

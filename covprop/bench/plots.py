@@ -23,21 +23,20 @@ def bars(values: Mapping[str, float], label: str, notes: Mapping[str, str] | Non
     return _svg(figure)
 
 
-def lines(series: Mapping[str, Points], x: str, y: str, log: bool = True) -> bytes:
-    """One line a name, markers at what was measured."""
+def lines(series: Mapping[str, Points], x: str, y: str) -> bytes:
+    """One line a name, markers at what was measured, on logarithmic axes."""
     figure, axes = _figure(4.0)
     for index, (name, points) in enumerate(series.items()):
         look = line(index)
         dash: Any = (0, look.dash) if look.dash else "solid"
         xs, ys = zip(*points, strict=True) if points else ((), ())
         axes.plot(xs, ys, marker="o", label=name, color=look.light, linestyle=dash)
-    if log:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        ticks = sorted({point[0] for points in series.values() for point in points})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({point[0] for points in series.values() for point in points})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(fontsize=8)

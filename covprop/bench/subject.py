@@ -92,7 +92,6 @@ def subject(
     width: int | None = None,
     norm: str | None = None,
     image: int | None = None,
-    classes: int | None = None,
 ) -> Subject:
     """A subject with what the model's usual data set looks like where nothing is given."""
     lenet = model == "lenet"
@@ -103,6 +102,6 @@ def subject(
         norm=norm,
         image=image,
         channels=1 if lenet else 3,
-        classes=classes or (1000 if image > LARGE else 10),
+        classes=1000 if image > LARGE else 10,
         device=device,
     )

@@ -163,11 +163,6 @@ def _draw(size: int, generator: torch.Generator) -> Tensor:
     return torch.cat([shifts, flips])
 
 
-def shift_flip(x: Tensor, draws: Tensor, *, crop: bool) -> Tensor:
-    """Flip, and crop after zero padding, each image [c, h, w] of a batch by its own `draws`."""
-    return pick(x, *sources(draws, x.shape[2:], crop=crop), crop=crop)
-
-
 def sources(draws: Tensor, size: Sequence[int], *, crop: bool) -> tuple[Tensor, Tensor]:
     """Where the pixels come from: row starts [b, h] and columns [b, w] of the flattened image."""
     (h, w), (down, right, flip) = size, draws.unsqueeze(-1)

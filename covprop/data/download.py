@@ -33,10 +33,6 @@ NETWORK = (
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 
 
-class DownloadFailed(CovpropError):
-    """A file could not be fetched; what came is kept as `.part` where it may still be of use."""
-
-
 def fetch(
     url: str,
     target: Path,
@@ -55,7 +51,7 @@ def fetch(
         os.replace(part, target)
     except OSError as error:
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        raise DownloadFailed(
+        raise CovpropError(
             f"{part} cannot be written ({why}): free space or choose another --root, then run the "
             "same command again; what came so far is kept."
         ) from error
@@ -79,11 +75,11 @@ def _fetch_part(url: str, part: Path, md5: str, progress: Progress, pause: float
             found = file_md5(part)
             part.unlink()
             if not resumed:
-                raise DownloadFailed(
+                raise CovpropError(
                     f"{url} serves another file: its MD5 checksum is {found}, the official one "
                     f"{md5}; nothing was kept, try again later or give --mirror URL."
                 )
-    raise DownloadFailed(
+    raise CovpropError(
         f"{url} could not be fetched ({trouble}, {ATTEMPTS} attempts): run the same command again "
         "to go on from where it stopped, or give --mirror URL."
     )
@@ -132,7 +128,7 @@ def _first_byte(response: http.client.HTTPResponse) -> int:
 def _reason(url: str, error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         if 400 <= error.code < 500 and error.code not in (408, 429):
-            raise DownloadFailed(
+            raise CovpropError(
                 f"{url}: the server answers {error.code} {error.reason}; give --mirror URL, or "
                 "fetch the file by hand."
             ) from None
@@ -140,7 +136,7 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         # A name or port that does not answer at all will hardly do so seconds later.
         if isinstance(error.reason, socket.gaierror | ConnectionRefusedError):
-            raise DownloadFailed(
+            raise CovpropError(
                 f"{url} cannot be reached ({error.reason}): check the network, or give "
                 "--mirror URL; the same command goes on from where it stopped."
             ) from None

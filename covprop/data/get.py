@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from covprop.data import load
-from covprop.data.download import DownloadFailed, Progress, fetch
+from covprop.data.download import Progress, fetch
 from covprop.data.locate import data_root, file_md5, locate
 from covprop.data.registry import DATASETS, Download, Facts
 from covprop.errors import CovpropError, InvalidInput
@@ -111,7 +111,7 @@ def set_aside(path: Path, say: Say = lambda line: None) -> Path:
     try:
         path.rename(old)
     except OSError as error:
-        raise DownloadFailed(
+        raise CovpropError(
             f"{path} is damaged or another version and cannot be renamed ({error.strerror}): move "
             "it away, or choose another --root."
         ) from error
@@ -134,11 +134,11 @@ def unpack(archive: Path, into: Path, say: Say = lambda line: None) -> None:
                 set_aside(place, say)
             os.replace(entry, place)
     except (tarfile.TarError, EOFError) as error:
-        raise DownloadFailed(
+        raise CovpropError(
             f"{archive} cannot be unpacked ({error}): delete it and run the same command again."
         ) from error
     except OSError as error:
-        raise DownloadFailed(
+        raise CovpropError(
             f"{archive} cannot be unpacked into {into} ({error.strerror}): free space or choose "
             "another --root, then run the same command again."
         ) from error

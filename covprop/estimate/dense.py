@@ -31,10 +31,11 @@ from covprop.propagate.trace import build
 from covprop.radius import top_two
 
 MAX_UNITS = 8_000  # alive at once; half a gigabyte of covariance
+NODES = 48  # of the quadrature for pairs of ReLUs
 SERIES = 24  # terms of Mehler's series for activations without a closed form
 
 
-def relu_covariance(mean: Tensor, cov: Tensor, nodes: int = 48) -> Tensor:
+def relu_covariance(mean: Tensor, cov: Tensor) -> Tensor:
     """Cov(relu(x_i), relu(x_j)) of a Gaussian vector, all pairs at once.
 
     d/dρ E[relu(x)relu(y)] = s_x s_y Φ₂(z_x, z_y; ρ), so the covariance is
@@ -49,7 +50,7 @@ def relu_covariance(mean: Tensor, cov: Tensor, nodes: int = 48) -> Tensor:
     total = rho * cdf[:, None] * cdf[None, :]
     angle = torch.asin(rho)
     squares, product = z[:, None] ** 2 + z[None, :] ** 2, z[:, None] * z[None, :]
-    points, weights = np.polynomial.legendre.leggauss(nodes)
+    points, weights = np.polynomial.legendre.leggauss(NODES)
     for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
         theta = 0.5 * angle * (point + 1)
         sine, cosine = torch.sin(theta), torch.cos(theta).clamp_min(1e-12)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from covprop.data import FolderImages, Images, batches
+from covprop.data.holdout import take
 
 THUMBNAIL = 64  # pixels, at most, along the longer side
 
 
 def image(images: Images | FolderImages, index: int, device: torch.device) -> Tensor:
     """Image `index` as [1, c, h, w] in [0, 1], exactly as `covprop certify` sees it."""
-    chosen = [index]
-    part: Images | FolderImages
-    if isinstance(images, Images):
-        part = replace(images, images=images.images[chosen], labels=images.labels[chosen])
-    else:
-        part = replace(images, paths=images.paths[chosen], labels=images.labels[chosen])
+    part = take(images, torch.tensor([index]))
     return next(batches(part, 1, epoch=0, seed=0, device=device, shuffle=False)).x
 
 

@@ -19,7 +19,7 @@ from covprop.files import write as write_file
 from covprop.inspect import cost, distribution, last_layer, layers, margin_map, toy
 from covprop.inspect.figures import Exhibit
 from covprop.inspect.layers import Layer, choose_layers, find_layers, layer_table
-from covprop.propagate.measure import switched
+from covprop.mode import switched
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 
@@ -127,11 +127,10 @@ def write(
     shown: Sequence[Exhibit],
     folder: Path,
     title: str = "Inside the network",
-    warnings: Sequence[str] = (),
 ) -> list[Path]:
     """Write every figure (PNG, SVG), the data behind it (CSV) and the page into a folder."""
     from covprop.inspect.page import render
 
     files = {name: content for e in shown for name, content in e.files.items()}
-    files["inspect.html"] = render(shown, title, LEAD, warnings).encode()
+    files["inspect.html"] = render(shown, title, LEAD).encode()
     return [write_file(folder / name, content) for name, content in files.items()]

@@ -130,10 +130,11 @@ def adapt(svg: str) -> str:
     return re.sub(r"(<svg\b[^>]*>)", rf"\1{style}", svg, count=1)
 
 
-def density(axes: Axes, points: NDArray[np.float64], bins: int = 60) -> None:
+def density(axes: Axes, points: NDArray[np.float64]) -> None:
     """Samples [n, 2] as a two-dimensional histogram: the more, the less transparent."""
     from matplotlib.colors import to_rgb
 
+    bins = 60
     low, high = points.min(0), points.max(0)
     pad = 0.04 * (high - low) + 1e-9
     x_edges = np.linspace(low[0] - pad[0], high[0] + pad[0], bins + 1)

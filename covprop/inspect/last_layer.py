@@ -92,12 +92,12 @@ def last_layer(
     return found
 
 
-def spread(prop: Propagator, x: Tensor, count: int = 4) -> list[int]:
-    """Positions of images from the smallest to the largest estimated radius, evenly spaced."""
+def spread(prop: Propagator, x: Tensor) -> list[int]:
+    """Positions of four images from the smallest to the largest estimated radius, evenly spaced."""
     with switched(prop.model, training=False), torch.no_grad():
         radii = estimated_radius(prop(x), sigma=prop.sigma, settings=prop.settings)
         order = radii.argsort().tolist()
-    places = np.linspace(0.05, 0.95, min(count, len(order))) * (len(order) - 1)
+    places = np.linspace(0.05, 0.95, min(4, len(order))) * (len(order) - 1)
     return [order[round(p)] for p in places]
 
 

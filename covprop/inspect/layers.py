@@ -19,7 +19,8 @@ from covprop.errors import InvalidInput
 from covprop.estimate.ibp import WEIGHTED
 from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
-from covprop.propagate.measure import neighbour_correlation, switched
+from covprop.mode import switched
+from covprop.propagate.measure import neighbour_correlation
 from covprop.propagate.plan import Plan
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.rules import linear

@@ -13,7 +13,7 @@ from covprop.inspect.figures import Cell, Exhibit
 TYPES = {"csv": "text/csv", "png": "image/png", "svg": "image/svg+xml"}
 
 
-def render(exhibits: Sequence[Exhibit], title: str, lead: str, warnings: Sequence[str] = ()) -> str:
+def render(exhibits: Sequence[Exhibit], title: str, lead: str) -> str:
     """The page as text; figures and data stand in it as data addresses."""
     import jinja2
     from markupsafe import Markup
@@ -26,7 +26,6 @@ def render(exhibits: Sequence[Exhibit], title: str, lead: str, warnings: Sequenc
     return environment.from_string(page.read_text(encoding="utf-8")).render(
         title=title,
         lead=lead,
-        warnings=warnings,
         version=__version__,
         style=Markup(style.read_text(encoding="utf-8")),
         exhibits=[_shown(exhibit) for exhibit in exhibits],

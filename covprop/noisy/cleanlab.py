@@ -1,31 +1,16 @@
-"""To and from the package cleanlab (`pip install "covprop[cleanlab]"`), and a comparison with it.
+"""A comparison with the package cleanlab (`pip install "covprop[cleanlab]"`).
 
-The list in a run's suspects.csv has cleanlab's columns already: `pandas.read_csv(file,
-index_col=0)` is a table of label issues. These functions are for use within one program.
+The list in a run's suspects.csv has cleanlab's columns: `pandas.read_csv(file, index_col=0)` is a
+table of label issues.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from covprop.errors import CovpropError
 from covprop.noisy.rate import Floats, Integers
-from covprop.noisy.suspects import COLUMNS, Suspects, from_rows
-
-
-def issues(suspects: Suspects) -> Any:
-    """A pandas DataFrame like that of cleanlab's `CleanLearning.get_label_issues()`."""
-    pandas = _package("pandas")
-    columns = (suspects.flagged, suspects.quality, suspects.given, suspects.predicted)
-    return pandas.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
-
-
-def from_issues(frame: Any) -> Suspects:
-    """A list from such a table; `label_score`, as cleanlab's Datalab calls it, is read too."""
-    rows = frame.rename_axis("index").reset_index().astype(str).to_dict("records")
-    return from_rows(rows)
+from covprop.noisy.suspects import Suspects
 
 
 def compare(suspects: Suspects, probability: Floats) -> dict[str, float]:
@@ -37,9 +22,13 @@ def compare(suspects: Suspects, probability: Floats) -> dict[str, float]:
     """
     from scipy.stats import spearmanr
 
-    _package("cleanlab")
-    from cleanlab.filter import find_label_issues
-    from cleanlab.rank import get_label_quality_scores
+    try:
+        from cleanlab.filter import find_label_issues
+        from cleanlab.rank import get_label_quality_scores
+    except ImportError as error:
+        raise CovpropError(
+            'This needs the package cleanlab; install it with pip install "covprop[cleanlab]".'
+        ) from error
 
     given: Integers = suspects.given
     theirs = np.asarray(find_label_issues(given, probability, n_jobs=1))
@@ -56,14 +45,3 @@ def compare(suspects: Suspects, probability: Floats) -> dict[str, float]:
         found["precision"] = hits / theirs.sum() if theirs.any() else float("nan")
         found["recall"] = hits / wrong.sum() if wrong.any() else float("nan")
     return found
-
-
-def _package(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise CovpropError(
-            f'This needs the package {name}; install it with pip install "covprop[cleanlab]".'
-        ) from error

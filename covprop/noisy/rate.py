@@ -29,6 +29,7 @@ from covprop.errors import InvalidInput
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 BINS = 200
+STEPS = 100  # of the EM fit
 
 
 class Estimate(NamedTuple):
@@ -126,13 +127,13 @@ def _off_diagonal(cells: NDArray[np.integer]) -> float:
     return float(1 - (right * labelled).sum() / max(labelled.sum(), 1))
 
 
-def lower_weight(histogram: NDArray[np.integer], steps: int = 100) -> float:
+def lower_weight(histogram: NDArray[np.integer]) -> float:
     """Weight of the lower of two Gaussians fitted by EM to counts on equal bins of [0, 1]."""
     centres = (np.arange(len(histogram)) + 0.5) / len(histogram)
     share = histogram / max(histogram.sum(), 1)
     mean, spread = np.array([0.1, 0.9]), np.array([0.2, 0.2])
     weight = np.array([0.5, 0.5])
-    for _ in range(steps):
+    for _ in range(STEPS):
         log_density = -0.5 * ((centres[:, None] - mean) / spread) ** 2 - np.log(spread)
         density = weight * np.exp(log_density - log_density.max(1, keepdims=True))
         mine = share[:, None] * density / density.sum(1, keepdims=True)

@@ -68,7 +68,7 @@ def smodel_loss(logits: Tensor, y: Tensor, transition: Tensor) -> Tensor:
     return -(logits.log_softmax(1) + log_given).logsumexp(1)
 
 
-def log_confusion(counts: Tensor, add: float = 1.0) -> Tensor:
-    """log of the rows' shares; `add` keeps a pair that was never seen from being impossible."""
-    counts = counts + add
+def log_confusion(counts: Tensor) -> Tensor:
+    """log of the rows' shares, each pair seen once more, so that none is impossible."""
+    counts = counts + 1.0
     return (counts / counts.sum(1, keepdim=True)).log()

@@ -108,7 +108,7 @@ def read_csv(path: Path | str) -> Suspects:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
     try:
-        return from_rows(rows)
+        return _from_rows(rows)
     except (KeyError, ValueError, TypeError) as error:
         raise InvalidInput(
             f"{path} is no list of suspect labels ({error}); it needs the columns "
@@ -116,7 +116,7 @@ def read_csv(path: Path | str) -> Suspects:
         ) from None
 
 
-def from_rows(rows: Sequence[Mapping[str, str]]) -> Suspects:
+def _from_rows(rows: Sequence[Mapping[str, str]]) -> Suspects:
     """Rows as `csv.DictReader` gives them, in any order."""
     if not rows:
         raise ValueError("it has no rows")

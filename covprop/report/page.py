@@ -28,7 +28,6 @@ def render(
     radii: Sequence[float],
     summaries: Sequence[Summary],
     warnings: Sequence[str] = (),
-    title: str = "Certified accuracy",
 ) -> str:
     """The page as text.
 
@@ -45,7 +44,7 @@ def render(
     end = axis_end(max(float(s.curve.radius[-1]) for s in summaries))
     table = columns(radii, summaries)
     return template.render(
-        title=title,
+        title="Certified accuracy",
         version=__version__,
         style=Markup((files / "page.css").read_text(encoding="utf-8")),
         script=Markup((files / "page.js").read_text(encoding="utf-8")),

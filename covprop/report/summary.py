@@ -85,9 +85,9 @@ def proportion(count: Floats | float, n: int) -> tuple[Floats, Floats, Floats]:
     return p, stats.binom.ppf(tail, n, p) / n, stats.binom.ppf(1 - tail, n, p) / n
 
 
-def bootstrap_mean(values: Floats, seed: int = 0) -> Interval:
+def bootstrap_mean(values: Floats) -> Interval:
     """Mean with its percentile bootstrap interval from `RESAMPLES` seeded resamples."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n = len(values)
     chunk = max(1, 4_000_000 // n)  # bounds the memory of the index table
     means = np.concatenate(

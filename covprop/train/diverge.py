@@ -10,21 +10,17 @@ from torch import nn
 from covprop.errors import CovpropError
 
 
-class Diverged(CovpropError):
-    """The loss is no longer a number, or far above anything sensible."""
-
-
 def finite(module: nn.Module) -> bool:
     """Whether all that is trained is still numbers."""
     norms = [p.detach().norm() for p in module.parameters()]
     return bool(torch.stack(norms).isfinite().all())
 
 
-def diverged(out: Path, epoch: int, step: int, loss: int | float | None) -> Diverged:
+def diverged(out: Path, epoch: int, step: int, loss: int | float | None) -> CovpropError:
     """What to raise after `step` of `epoch`, counted from 0; no `loss` if weights show it."""
     what = "weights are no longer numbers" if loss is None else f"mean loss {loss:.3g}"
     kept = "its last good checkpoint" if (out / "state.pt").exists() else "no checkpoint yet"
-    return Diverged(
+    return CovpropError(
         f"Training diverged in epoch {epoch + 1} at step {step} ({what}); "
         f"{out} holds {kept}: lower train.lr or set train.clip_norm, and train into "
         "another --out or with --restart."

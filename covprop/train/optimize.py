@@ -78,11 +78,6 @@ class Average:
         cuda = next((p.device for p in model.parameters() if p.is_cuda), None)
         self.share_there = None if cuda is None else torch.zeros((), device=cuda)
 
-    def update(self, model: nn.Module) -> None:
-        """Take the weights after one more optimizer step into the average."""
-        self.advance()
-        self.mix(model)
-
     def advance(self) -> None:
         """Count one more step, which sets the share 1 − d."""
         self.steps += 1

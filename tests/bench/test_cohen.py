@@ -16,7 +16,7 @@ def half_space(x: Tensor) -> Tensor:
 
 def test_counts_are_binomial() -> None:
     x = torch.full((1, 2, 2), 0.6)
-    counts = sample_counts(half_space, x, 0.2, 2500, 1000, 2)
+    counts = sample_counts(half_space, x, 0.2, 2500, 2)
     assert counts.sum() == 2500
     low, high = binom.ppf([1e-6, 1 - 1e-6], 2500, norm.cdf(0.5))
     assert low <= counts[1] <= high

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from covprop.data import Images, batches, count_batches, load
-from covprop.data.batches import shift_flip
+from covprop.data.batches import pick, sources
 from covprop.errors import InvalidInput
 
 N = 53
@@ -94,13 +94,13 @@ def test_crop_and_flip_against_numpy():
     draws = torch.stack(
         [torch.randint(0, 9, (20,)), torch.randint(0, 9, (20,)), torch.arange(20) % 2]
     )
-    got = shift_flip(x, draws, crop=True)
+    got = pick(x, *sources(draws, x.shape[2:], crop=True), crop=True)
     for i, (down, right, flip) in enumerate(draws.T.tolist()):
         padded = np.pad(x[i].numpy(), ((0, 0), (4, 4), (4, 4)))
         expected = padded[:, down : down + 9, right : right + 7]
         expected = expected[:, :, ::-1] if flip else expected
         assert (got[i].numpy() == expected).all()
-    flipped = shift_flip(x, draws, crop=False)
+    flipped = pick(x, *sources(draws, x.shape[2:], crop=False), crop=False)
     assert torch.equal(flipped[1::2], x[1::2].flip(-1))
     assert torch.equal(flipped[::2], x[::2])
 

@@ -7,8 +7,8 @@ import pytest
 from file_server import FileServer
 
 from covprop.data import download
-from covprop.data.download import DownloadFailed, fetch
-from covprop.errors import InvalidInput
+from covprop.data.download import fetch
+from covprop.errors import CovpropError, InvalidInput
 
 BODY = random.Random(0).randbytes(300_000)
 MD5 = hashlib.md5(BODY).hexdigest()
@@ -39,7 +39,7 @@ def test_a_cut_download_goes_on_where_it_stopped(tmp_path):
 def test_every_answer_cut_ends_with_a_sentence_and_a_part(tmp_path):
     body = BODY[:64]
     with FileServer({"file.bin": body}, "cut") as server:
-        with pytest.raises(DownloadFailed, match=r"connection was cut, 6 attempts.*run the same"):
+        with pytest.raises(CovpropError, match=r"connection was cut, 6 attempts.*run the same"):
             get(server, tmp_path)
         part = tmp_path / "file.bin.part"
         kept = part.read_bytes()
@@ -57,7 +57,7 @@ def test_a_wrong_file_is_never_taken(tmp_path, fault):
     body = BODY if fault else BODY[::-1]
     with (
         FileServer({"file.bin": body}, fault) as server,
-        pytest.raises(DownloadFailed, match=f"serves another file: .* official one {MD5}"),
+        pytest.raises(CovpropError, match=f"serves another file: .* official one {MD5}"),
     ):
         get(server, tmp_path)
     assert os.listdir(tmp_path) == []
@@ -73,11 +73,11 @@ def test_any_part_that_was_left_behind(tmp_path, part):
 def test_an_absent_file_and_an_absent_server(tmp_path):
     with (
         FileServer({}) as server,
-        pytest.raises(DownloadFailed, match="the server answers 404"),
+        pytest.raises(CovpropError, match="the server answers 404"),
     ):
         get(server, tmp_path)
     assert len(server.ranges) == 1
-    with pytest.raises(DownloadFailed, match="cannot be reached"):
+    with pytest.raises(CovpropError, match="cannot be reached"):
         get(server, tmp_path)
     with pytest.raises(InvalidInput, match="must begin with http"):
         fetch("file:///etc/passwd", tmp_path / "x", MD5)
@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "_receive", full)
     with (
         FileServer({"file.bin": BODY}) as server,
-        pytest.raises(DownloadFailed, match=r"file.bin.part cannot be written \(the disk is"),
+        pytest.raises(CovpropError, match=r"file.bin.part cannot be written \(the disk is"),
     ):
         get(server, tmp_path)
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (
         FileServer({"file.bin": BODY}) as server,
-        pytest.raises(DownloadFailed, match="cannot be written"),
+        pytest.raises(CovpropError, match="cannot be written"),
     ):
         get(server, tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "mine"

@@ -111,11 +111,8 @@ def test_cells_read_well() -> None:
     assert text(float("nan")) == text(None) == "–"
     assert text(0.0) == "0"
     assert text(0.00012) == "1.2e-04"
-    page = render(
-        [Exhibit("a", "A", "why", ("n",), [(1234,)], tabulated=True)], "T", "L", ["careful"]
-    )
-    assert "1,234" in page
-    assert "careful" in page
+    shown = [Exhibit("a", "A", "why", ("n",), [(1234,)], tabulated=True)]
+    assert "1,234" in render(shown, "T", "L")
 
 
 @pytest.mark.gpu

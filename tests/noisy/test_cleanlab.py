@@ -51,17 +51,6 @@ def test_the_comparison_is_cleanlab_s_own_result() -> None:
     assert 0.5 < compared["overlap"] <= 1
 
 
-@needs_cleanlab
-def test_tables_go_there_and_back() -> None:
-    found, _ = example()
-    frame = bridge.issues(found)
-    assert list(frame) == ["is_label_issue", "label_quality", "given_label", "predicted_label"]
-    again = bridge.from_issues(frame.sort_values("label_quality"))
-    assert np.array_equal(again.flagged, found.flagged)
-    assert np.array_equal(again.given, found.given)
-    np.testing.assert_allclose(again.quality, found.quality)
-
-
 @pytest.mark.skipif(pandas is not None, reason="cleanlab is installed")
 def test_without_cleanlab_it_says_what_to_install() -> None:
     found, p = example()

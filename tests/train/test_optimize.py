@@ -48,7 +48,8 @@ def test_average() -> None:
     for step in range(1, 8):
         nn.init.constant_(net[0].weight, float(step))
         net[1].num_batches_tracked += 1
-        average.update(net)
+        average.advance()
+        average.mix(net)
         decay = min(0.4, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
     mean = average.model[0].weight
