@@ -114,8 +114,9 @@ def test_average_with_its_share_in_a_tensor() -> None:
     for _ in range(12):
         nn.init.normal_(net[0].weight)
         net[1].num_batches_tracked += 1
-        plain.update(net)
-        other.update(net)
+        for average in (plain, other):
+            average.advance()
+            average.mix(net)
     for one, two in zip(
         plain.model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
