@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from covprop.data import FolderImages, Images
 
-DEFAULT = ("shared", "calibrated", "linearized")
+SAMPLED = ("calibrated", "linearized", "sampled")
+DEFAULT = ("shared", "calibrated", "linearized:4")
 
 
 def estimate(
@@ -19,7 +20,8 @@ def estimate(
     estimator: Annotated[
         list[str] | None,
         typer.Option(
-            help="shared, calibrated, linearized, dense or sampled; may be given many times.",
+            help="shared, calibrated, linearized, dense or sampled, with its number of noisy "
+            "samples if any: linearized:4. May be given many times.",
             show_default=" ".join(DEFAULT),
         ),
     ] = None,
@@ -39,11 +41,14 @@ def estimate(
 
     \b
     covprop estimate runs/digits/radius-0.25
-    covprop estimate RUN --estimator linearized --estimator sampled --max 100
+    covprop estimate RUN --estimator linearized --estimator sampled:200 --max 100
 
     The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the
     moments of the logits, no certificates. `covprop report RUN` then shows them beside
     the certified radii of the same images, with their correlation.
+
+    linearized:4 takes the gradient at four noisy points, linearized at the clean image. A
+    network that was trained on noise need not know clean images.
     """
     import torch
 
@@ -85,7 +90,23 @@ def _radii(
     from covprop.cli.smoothing import groups
     from covprop.estimate import margin
 
+    estimator, samples = _parts(name)
     radii: list[float] = []
     for group, _ in groups(images, positions, batch, device):
-        radii += margin(model, group.x, sigma, name).radius.tolist()
+        radii += margin(model, group.x, sigma, estimator, **samples).radius.tolist()
     return radii
+
+
+def _parts(name: str) -> tuple[str, dict[str, int]]:
+    """An estimator and its options: linearized:4 has four samples."""
+    from covprop.errors import InvalidInput
+
+    estimator, colon, samples = name.partition(":")
+    if not colon:
+        return estimator, {}
+    if estimator not in SAMPLED or not samples.isdecimal():
+        raise InvalidInput(
+            f"estimator is {name!r}: a number of samples follows {', '.join(SAMPLED)}, "
+            "as in linearized:4."
+        )
+    return estimator, {"samples": int(samples)}

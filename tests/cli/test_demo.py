@@ -53,11 +53,13 @@ def test_estimates_are_those_of_margin(demo: tuple[Path, str]) -> None:
     lines = (run.folder / "estimated.tsv").read_text().splitlines()
     assert lines[0] == "idx\testimator\tradius"
     rows = [line.split("\t") for line in lines[1:]]
-    ours = [float(radius) for _, estimator, radius in rows if estimator == "linearized"]
+    ours = [float(radius) for _, estimator, radius in rows if estimator == "linearized:4"]
     images = run.load_data("test").images[:6].float() / 255
-    expected = margin(run.load_model(), images, run.sigma, "linearized").radius
+    model = run.load_model()
+    torch.manual_seed(0)  # after building the model, which draws weights
+    expected = margin(model, images, run.sigma, "linearized", samples=4).radius
     assert torch.tensor(ours) == pytest.approx(expected, rel=1e-4)
-    assert {estimator for _, estimator, _ in rows} == {"shared", "calibrated", "linearized"}
+    assert {estimator for _, estimator, _ in rows} == {"shared", "calibrated", "linearized:4"}
 
 
 def test_estimate_leaves_out_what_cannot_be_propagated(
@@ -74,12 +76,22 @@ def test_estimate_leaves_out_what_cannot_be_propagated(
     assert done.returncode == 0, done.stderr
     assert "shared was left out" in done.stderr
     assert "the maximum of Gaussians is not Gaussian" in done.stderr
-    assert "linearized\t" in (run / "estimated.tsv").read_text()
+    assert "linearized:4\t" in (run / "estimated.tsv").read_text()
 
 
-def test_unknown_estimator_is_one_sentence(demo: tuple[Path, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("guess", "choose one of shared"),
+        ("shared:4", "a number of samples follows calibrated, linearized, sampled"),
+        ("linearized:few", "as in linearized:4"),
+    ],
+)
+def test_unknown_estimator_is_one_sentence(
+    demo: tuple[Path, str], name: str, sentence: str
+) -> None:
     out, _ = demo
-    done = covprop("estimate", out / "gaussian-0.25", "--estimator", "guess")
+    done = covprop("estimate", out / "gaussian-0.25", "--estimator", name)
     assert done.returncode == 2
-    assert "choose one of shared" in done.stderr
+    assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
