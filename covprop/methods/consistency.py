@@ -19,12 +19,20 @@ class Consistency:
         samples: noisy copies of each image.
         weight: λ, on the divergence of the copies from their mean.
         entropy: η, on the entropy of the mean.
+        from_epoch: in earlier epochs the loss is the cross-entropy of a single copy, at the cost
+            of plain training.
+
+    Example:
+        >>> method = Consistency(sigma=0.25, from_epoch=8)
+        >>> method.phase(7), method.phase(8)
+        (False, True)
     """
 
     sigma: float
     samples: int = 2
     weight: float = 20.0
     entropy: float = 0.5
+    from_epoch: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -36,13 +44,17 @@ class Consistency:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator
     ) -> Losses:
-        logits = logits_of(model, x, draw(x, self.samples, self.sigma, generator))
-        loss = mean_cross_entropy(logits, y) + self.disagreement(logits)
+        agree = self.phase(epoch)
+        samples = self.samples if agree else 1
+        logits = logits_of(model, x, draw(x, samples, self.sigma, generator))
+        loss = mean_cross_entropy(logits, y)
+        if agree:
+            loss = loss + self.disagreement(logits)
         return Losses(loss, logits.detach().mean(1))
 
-    def phase(self, epoch: int) -> int:
-        """All epochs are alike."""
-        return 0
+    def phase(self, epoch: int) -> bool:
+        """Whether copies must agree."""
+        return epoch >= self.from_epoch
 
     def disagreement(self, logits: Tensor) -> Tensor:
         """λ · KL + η · entropy of each image: [b, samples, k] -> [b]."""

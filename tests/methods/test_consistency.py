@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covprop.methods import Consistency
+from covprop.methods import Consistency, Gaussian
 
 
 @pytest.mark.parametrize("samples", [2, 4])
@@ -24,6 +24,17 @@ def test_loss_by_hand(net: nn.Module, batch: tuple[Tensor, Tensor], samples: int
         entropy = -(mean * np.log(mean)).sum()
         expected = cross_entropy + 7.0 * divergence + 0.3 * entropy
         assert losses.per_sample[i].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_copies_agree_from_their_epoch_on(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    def loss(method: Gaussian | Consistency, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return method(net, *batch, epoch=epoch, generator=generator).per_sample
+
+    late, always = Consistency(sigma=0.5, from_epoch=2), Consistency(sigma=0.5)
+    assert torch.equal(loss(late, 1), loss(Gaussian(sigma=0.5), 1))
+    assert torch.equal(loss(late, 2), loss(always, 2))
+    assert not torch.equal(loss(late, 1), loss(always, 1))
 
 
 def test_equal_copies_disagree_by_nothing() -> None:

@@ -85,12 +85,13 @@ def same(one: Path, two: Path) -> bool:
     [
         ({"ema": 0.9, "optimizer": "sgd", "clip_norm": 0.5}, 1),
         ({"method": {"name": "macer", "samples": 2, "from_epoch": 1}}, 2),
+        ({"method": {"name": "consistency", "from_epoch": 1}}, 2),
         ({"method": {"name": "radius", "from_epoch": 2}, "late_beta1": 0.1, "decay_from": 1}, 3),
         ({"weighting": {"name": "radius", "from_epoch": 2}, "channels_last": True}, 2),
         ({"method": {"name": "smoothadv", "steps": 1, "warmup": 2}}, 2),
         ({"method": {"name": "radius", "estimator": "calibrated", "weight": 0.5}}, 0),
     ],
-    ids=["ema", "macer", "betas", "weighted", "smoothadv", "calibrated"],
+    ids=["ema", "macer", "consistency", "betas", "weighted", "smoothadv", "calibrated"],
 )
 def test_a_recorded_run_is_the_same_run(
     tmp_path: Path, tiny: Make, paper: Any, options: dict[str, Any], recorded: int
@@ -172,6 +173,7 @@ def test_phases() -> None:
 
     assert len(set(phases("gaussian"))) == 1
     assert len(set(phases("consistency"))) == 1
+    assert phases("consistency", from_epoch=2) == [False, False, True, True]
     assert phases("macer", from_epoch=1) == [False, True, True, True]
     assert phases("macer", weight=0.0) == [False] * 4
     assert phases("smoothadv", warmup=2) == [0.5, 1, 1, 1]
@@ -210,3 +212,19 @@ def test_batches_are_copied_to_where_the_graph_reads(tmp_path: Path, tiny: Make)
         for tensor in batch:
             tensor.zero_()
     assert seen[-1][0] is seen[-2][0]
+
+
+def test_backward_starts_no_thread(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of its own would have work space of its own for matrix products on a GPU."""
+    threads: set[bool] = set()
+    backward = torch.Tensor.backward
+
+    def noted(loss: torch.Tensor) -> None:
+        threads.add(torch._C._is_multithreading_enabled())
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", noted)
+    train(tiny(epochs=1), tmp_path / "run")
+    assert threads == {False}
