@@ -51,7 +51,7 @@ def conv_relu(
     if add is None and is_few(weight, dilation, groups) and _by_triton(x):
         from covprop.certify import triton_first
 
-        return triton_first.first(x, weight, bias, stride, padding, relu=True)
+        return triton_first.convolve(x, weight, bias, stride, padding, relu=True)[0]
     where = stride, padding, dilation, groups
     if _is_half(x) and add is None:
         return _last(torch.cudnn_convolution_relu(x, weight, bias, *where))
@@ -80,7 +80,7 @@ def first_conv(
     if _by_triton(x):
         from covprop.certify import triton_first
 
-        return triton_first.first_twice(x, weight, bias, factor, offset, stride, padding)
+        return triton_first.convolve(x, weight, bias, stride, padding, scaled=(factor, offset))
     y = _last(F.conv2d(x, weight, bias, stride, padding))
     scaled = y * factor.view(-1, 1, 1) + offset.view(-1, 1, 1)
     return y, F.relu(scaled).to(y.dtype)

@@ -61,36 +61,17 @@ def _first(
         tl.store(active_ptr + target, active.to(active_ptr.dtype.element_ty), mask=write)
 
 
-def first(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: list[int], padding: list[int], *, relu: bool
-) -> Tensor:
-    """conv(x) + bias, or its ReLU."""
-    return _launch(x, weight, bias, None, stride, padding, relu=relu)[0]
-
-
-def first_twice(
+def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    factor: Tensor,
-    offset: Tensor,
-    stride: list[int],
-    padding: list[int],
-) -> tuple[Tensor, Tensor]:
-    """See `convolution.first_conv`."""
-    return _launch(x, weight, bias, (factor, offset), stride, padding, relu=False)
-
-
-def _launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scaled: tuple[Tensor, Tensor] | None,
     stride: list[int],
     padding: list[int],
     *,
-    relu: bool,
+    relu: bool = False,
+    scaled: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """conv(x) + bias or its ReLU, and beside it max(y·factor + offset, 0) if `scaled` has these."""
     # `contiguous` would leave images of one channel as they are, which is as good.
     x = x.contiguous(memory_format=torch.channels_last)
     weight = weight.contiguous(memory_format=torch.channels_last)
