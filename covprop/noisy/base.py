@@ -59,12 +59,12 @@ class NoisyMethod(nn.Module):
     ) -> Learned:
         raise NotImplementedError
 
-    def phase(self, epoch: int) -> Hashable | None:
-        """What of the epoch changes how a step computes; None if that cannot be said.
+    def phase(self, epoch: int) -> Hashable:
+        """What of the epoch changes how a step computes; here nothing does.
 
         Steps of one phase run the same operations on the same tensors.
         """
-        return None
+        return 0
 
     def start_epoch(self, model: nn.Module, epoch: int) -> None:
         """Called once before each epoch."""

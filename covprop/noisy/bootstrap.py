@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Literal
 
 import torch
@@ -30,9 +29,6 @@ class Bootstrap(NoisyMethod):
         super().__init__()
         self.kind = kind
         self.beta = BETA[kind] if beta is None else beta
-
-    def phase(self, epoch: int) -> Hashable:
-        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -20,9 +20,6 @@ class Decoupling(NoisyMethod):
 
     def networks(self) -> Sequence[nn.Module]:
         return (self.peer,)
-
-    def phase(self, epoch: int) -> Hashable:
-        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

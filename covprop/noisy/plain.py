@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 from torch import nn
 
@@ -16,9 +14,6 @@ class Plain(NoisyMethod):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-
-    def phase(self, epoch: int) -> Hashable:
-        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Annotated
 
 import torch
@@ -46,9 +45,6 @@ class Truncated(NoisyMethod):
         late = epoch - self.from_epoch
         if late >= 0 and late % self.refresh == 0:
             self.keep.copy_(self.probability >= self.k)
-
-    def phase(self, epoch: int) -> Hashable:
-        return 0
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
