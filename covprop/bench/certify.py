@@ -23,9 +23,10 @@ from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.certify import SampleWarning
 from covprop.certify import certify as ours
 from covprop.certify.bounds import Question, best_lower, certified_radius, looks
-from covprop.certify.each import Certifying, Way, opened
+from covprop.certify.each import Certifying, opened
 from covprop.certify.engine import Engine
 from covprop.certify.queue import run
+from covprop.certify.sample import Way
 
 LOOP, LOOP_TF32 = "usual loop, fp32", "usual loop, TF32"
 CEILING = "matrix product"
@@ -166,7 +167,11 @@ def _fixed(
             continue
         say(f"{name}: set-up …")
         start = time.perf_counter()
-        engine = stack.enter_context(opened(task.model, task.x[0], _way(task, compiling), 0))
+        way = Way(
+            task.sigma, task.classes, task.batch, device=task.device, dtype=torch.bfloat16,
+            compiled=compiling,
+        )  # fmt: skip
+        engine = stack.enter_context(opened(task.model, task.x[0], way, 0))
         if task.device.type == "cuda":
             torch.cuda.synchronize(task.device)
         setup = time.perf_counter() - start
@@ -237,13 +242,6 @@ def _queue(task: Task, engine: Engine, question: Question | None, images: int) -
 
     work.run = go
     return work
-
-
-def _way(task: Task, compiling: bool) -> Way:
-    return Way(
-        task.sigma, task.classes, task.batch, 0, task.device, torch.bfloat16, False,
-        (0.0, 1.0), compiling,
-    )  # fmt: skip
 
 
 @contextmanager

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from covprop.certify.bounds import Question, best_lower, certified_radius
-from covprop.certify.each import Way
 from covprop.certify.noise import block_size
-from covprop.certify.sample import blocks_a_pass, device_of
+from covprop.certify.sample import Way, blocks_a_pass, device_of
 from covprop.errors import InvalidInput
 
 RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten

@@ -15,32 +15,11 @@ from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
-from covprop.certify.sample import Sampler, Tallies, check_images
+from covprop.certify.sample import Sampler, Tallies, Way, check_images
 from covprop.errors import InvalidInput
 
 Source = Iterable[tuple[int, Tensor]]
 CHECKED = 64  # images that are checked together
-
-
-@dataclass(frozen=True)
-class Way:
-    """How samples are drawn, whatever for; see `certify` for what the fields mean."""
-
-    sigma: float
-    num_classes: int | None
-    batch_size: int | None
-    seed: int
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-    soft: bool
-    value_range: tuple[float, float] | None
-    compiled: bool | None
-
-    def sampler(self, model: Callable[[Tensor], Tensor], x: Tensor, index: list[int]) -> Sampler:
-        return Sampler(
-            model, x, self.sigma, self.num_classes, self.batch_size, index, self.seed,
-            self.device, self.dtype, self.soft, self.value_range,
-        )  # fmt: skip
 
 
 @contextmanager
@@ -48,7 +27,7 @@ def opened(
     model: Callable[[Tensor], Tensor], x: Tensor, way: Way, samples: int
 ) -> Iterator[Engine]:
     """An engine for images like x, ready for about so many samples; the model in eval mode."""
-    with way.sampler(model, x, [0]) as sampler:
+    with Sampler(model, x, [0], way) as sampler:
         assert sampler.num_classes is not None
         engine = Engine(
             model,

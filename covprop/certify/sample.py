@@ -29,6 +29,21 @@ PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
 
 
 @dataclass(frozen=True)
+class Way:
+    """How samples are drawn, whatever for; see `certify` for what the fields mean."""
+
+    sigma: float
+    num_classes: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    soft: bool = False
+    value_range: tuple[float, float] | None = (0.0, 1.0)
+    compiled: bool | None = None
+
+
+@dataclass(frozen=True)
 class Tallies:
     """Outcomes of some images after n samples each: counts [images, classes + 1], NaN last."""
 
@@ -81,30 +96,22 @@ class Sampler:
         self,
         model: Callable[[Tensor], Tensor],
         x: Tensor,
-        sigma: float,
-        num_classes: int | None,
-        batch_size: int | None,
-        index: int | Sequence[int] | Tensor | None,
-        seed: int,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        soft: bool,
-        value_range: tuple[float, float] | None,
+        index: list[int],
+        way: Way,
     ) -> None:
-        check_images(x, value_range)
-        self.device = device_of(model, x, device)
-        self.model, self.sigma, self.seed, self.soft, self.dtype = model, sigma, seed, soft, dtype
+        check_images(x, way.value_range)
+        self.device = device_of(model, x, way.device)
+        self.model, self.index, self.num_classes = model, index, way.num_classes
+        self.sigma, self.seed, self.soft, self.dtype = way.sigma, way.seed, way.soft, way.dtype
         self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images = len(self.x)
-        self.index = as_index(index, self.images)
         self.block = block_size(tuple(self.x.shape[1:]))
         # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
         # more would only leave the cache.
-        self.width = blocks_a_pass(self.x.shape[1:], batch_size)
+        self.width = blocks_a_pass(self.x.shape[1:], way.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
         self.stages: dict[str, _Stage] = {}
-        self.num_classes = num_classes
         self.evaluating = ExitStack()
 
     def __enter__(self) -> "Sampler":

@@ -33,9 +33,9 @@ from covprop.certify.calls import (
     in_order,
     on_fast_path,
 )
-from covprop.certify.each import Certifying, Predicting, Source, Way, settle, stack
+from covprop.certify.each import Certifying, Predicting, Source, settle, stack
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import as_index, check_images
+from covprop.certify.sample import Sampler, Way, as_index, check_images
 
 ABSTAIN = -1
 
@@ -158,7 +158,7 @@ def _certify(
     way: Way,
     right: list[int] | None,
 ) -> Certificate:
-    with way.sampler(model, images, names) as sampler:
+    with Sampler(model, images, names, way) as sampler:
         guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
 
         def draw(size: int, active: Ints) -> Tally:
@@ -239,7 +239,7 @@ def predict(
         source = zip(names, images, strict=True)
         found = in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
     else:
-        with way.sampler(model, images, names) as sampler:
+        with Sampler(model, images, names, way) as sampler:
             counts = sampler.tally(PREDICT, np.arange(sampler.images), n).counts
         found = _prediction(counts, n, alpha)
     return first(found) if x.ndim == 3 else found

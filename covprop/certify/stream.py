@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from covprop.certify.bounds import looks
 from covprop.certify.calls import Classifier, check_labels, check_options, on_fast_path
-from covprop.certify.each import Source, Way
+from covprop.certify.each import Source
 from covprop.certify.noise import block_size
+from covprop.certify.sample import Way
 from covprop.certify.smooth import (
     Certificate,
     Prediction,
@@ -57,7 +57,7 @@ def certify_each(
     source, x = _peek(images)
     if x is None:
         return
-    way = _way(sigma, soft, **more)
+    way = Way(sigma, soft=soft, **more)
     if not on_fast_path(model, x, way, fast, count * n):
         given = {"n0": n0, "n": n, "alpha": alpha, "soft": soft, **more}
         given |= {"delta": delta, "at_least": at_least, "skip_wrong": skip_wrong, "fast": False}
@@ -86,7 +86,7 @@ def predict_each(
     source, x = _peek(images)
     if x is None:
         return
-    way = _way(sigma, False, **more)
+    way = Way(sigma, **more)
     if on_fast_path(model, x, way, fast, count * n):
         yield from predict_queue(model, source, n, alpha, way, count)
         return
@@ -100,18 +100,3 @@ def _peek(images: Source) -> tuple[Iterator[tuple[int, Tensor]], Tensor | None]:
     source = iter(images)
     first = next(source, None)
     return (iter(()), None) if first is None else (chain([first], source), first[1])
-
-
-def _way(
-    sigma: float,
-    soft: bool,
-    *,
-    num_classes: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    value_range: tuple[float, float] | None = (0.0, 1.0),
-    compiled: bool | None = None,
-) -> Way:
-    return Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)

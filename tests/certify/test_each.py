@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from covprop.certify import Certificate, certify, certify_each, predict, sample
 from covprop.certify.calls import on_fast_path
-from covprop.certify.each import Way, opened
+from covprop.certify.each import opened
 from covprop.certify.engine import Job
+from covprop.certify.sample import Way
 from covprop.errors import InvalidInput
 
 
@@ -68,7 +69,7 @@ def test_images_of_one_channel_lie_in_memory_as_in_the_plain_way() -> None:
 
 def test_memory_is_given_back_at_once() -> None:
     """A graph's memory must not wait for the garbage collector, which cannot see it."""
-    way = Way(SIGMA, None, 512, 0, "cpu", None, False, (0.0, 1.0), None)
+    way = Way(SIGMA, batch_size=512, device="cpu")
     gc.collect()
     gc.disable()
     try:
@@ -118,7 +119,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_replaying_is_for_long_work_on_a_gpu() -> None:
     x = torch.rand(1, 3, 32, 32)
-    gpu = Way(SIGMA, None, None, 0, "cuda", None, False, (0.0, 1.0), None)
+    gpu = Way(SIGMA, device="cuda")
     model = network()
     assert not on_fast_path(model, x, gpu, None, 2112 * 99)
     assert on_fast_path(model, x, gpu, None, 2112 * 100)
