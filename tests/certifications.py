@@ -113,3 +113,14 @@ def add_estimates(log: Path, estimates: dict[str, dict[int, float]]) -> None:
         for idx, radius in radii.items()
     ]
     log.with_name("estimated.tsv").write_text("idx\testimator\tradius\n" + "".join(lines))
+
+
+def table(path: Path) -> list[list[str]]:
+    """Rows of a log without the time, which differs from run to run."""
+    return [line.split("\t")[:5] for line in path.read_text().splitlines()]
+
+
+def journal(path: Path) -> list[dict[str, float]]:
+    """The same in full precision, from beside the log."""
+    lines = path.with_suffix(".rows.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]

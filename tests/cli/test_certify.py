@@ -1,18 +1,13 @@
-"""`covprop certify` end to end: rows, going on, kills, shares, and every user's mistake."""
+"""`covprop certify` end to end: rows, questions, warnings, and every user's mistake."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from certifications import journal, table
 from PIL import Image
 
 from covprop import data
@@ -22,17 +17,6 @@ from covprop.run import Run
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--n", 400, "--max", 8)
-KILLS = int(os.environ.get("COVPROP_KILLS", "3"))
-
-
-def table(path: Path) -> list[list[str]]:
-    """Rows without the time, which differs from run to run."""
-    return [line.split("\t")[:5] for line in path.read_text().splitlines()]
-
-
-def journal(path: Path) -> list[dict[str, float]]:
-    lines = path.with_suffix(".rows.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
 def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
@@ -74,86 +58,6 @@ def test_the_images_that_a_run_held_out(cli: Cli, run_folder: Path) -> None:
     assert (code, "certified with split = holdout, not test" in err) == (2, True)
 
 
-def test_going_on_adds_only_what_is_missing(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
-    path = run_folder / "certify_sigma_0.25.tsv"
-    assert cli("certify", run_folder, "--n", 400, "--max", 3)[0] == 0
-    first = path.read_text().splitlines()
-    assert cli("certify", run_folder, *QUICK)[0] == 0
-    assert path.read_text().splitlines()[:4] == first  # times too: nothing was done again
-    whole = tmp_path / "whole.tsv"
-    assert cli("certify", run_folder, *QUICK, "--out", whole)[0] == 0
-    assert table(path) == table(whole)
-    assert journal(path) == journal(whole)
-    assert len(journal(path)) == 8
-
-
-def test_a_cut_tsv_is_completed(cli: Cli, run_folder: Path) -> None:
-    path = run_folder / "certify_sigma_0.25.tsv"
-    cli("certify", run_folder, *QUICK)
-    whole = path.read_text()
-    path.write_text(whole[:-9])
-    assert cli("certify", run_folder, *QUICK)[0] == 0
-    assert path.read_text() == whole
-
-
-def test_shares_of_several_processes(
-    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = tmp_path / "alone.tsv"
-    words = ("certify", run_folder, *QUICK, "--sigma", 0.6, "--skip-wrong", "--out")
-    cli(*words, alone)
-    shared = tmp_path / "shared.tsv"
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    outputs = []
-    for rank in (2, 0, 1):
-        monkeypatch.setenv("RANK", str(rank))
-        code, out, _ = cli(*words, shared)
-        assert code == 0
-        outputs.append(out)
-    assert outputs[:2] == ["", ""]
-    assert "8 images" in outputs[2]
-    assert table(alone) == table(shared)
-    assert journal(alone) == journal(shared)
-    sidecars = [path.with_suffix(".json").read_text() for path in (alone, shared)]
-    assert sidecars[0] == sidecars[1]
-    assert 0 < json.loads(sidecars[0])["not_bounded"] < 8
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_killed_at_random_moments(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
-    """COVPROP_KILLS=20 kills more often than the tests usually do."""
-    images = 8 * KILLS
-    options = ["--n", "4000", "--max", str(images), "--device", "cpu"]
-    whole, path = tmp_path / "whole.tsv", tmp_path / "killed.tsv"
-    cli("certify", run_folder, *options, "--out", whole)
-    command = [sys.executable, "-m", "covprop", "certify", str(run_folder), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    rng = random.Random(0)
-    kills = 0
-    for _ in range(KILLS):
-        before = path.read_text().count("\n") if path.exists() else 1
-        process = subprocess.Popen(
-            [*command, "--out", str(path)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        # Wait until it has added a row, so that the kill falls among the work.
-        while process.poll() is None and not (
-            path.exists() and path.read_text().count("\n") > before
-        ):
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.2))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.wait()
-    assert kills == KILLS
-    assert cli("certify", run_folder, *options, "--out", path)[0] == 0
-    assert table(path) == table(whole)
-    assert journal(path) == journal(whole)
-
-
 @pytest.mark.parametrize(
     ("options", "mode"),
     [
@@ -172,61 +76,6 @@ def test_other_questions(cli: Cli, run_folder: Path, options: list[object], mode
     assert f"mean samples {np.mean(used):.0f}" in out
     assert (np.mean(used) < 5000) == (mode != "soft")
     assert ("ACR" in out) == ("at least" not in mode)
-
-
-def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covprop.certify import stream
-
-    real, calls = stream.certify, []
-
-    def interrupted(*args: object, **options: object) -> object:
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real(*args, **options)
-
-    monkeypatch.setattr(stream, "certify", interrupted)
-    code, _, err = cli("certify", run_folder, *QUICK)
-    assert code == 130
-    assert "stopped with 5 images left; the same command goes on" in err
-    assert len(table(run_folder / "certify_sigma_0.25.tsv")) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--n", 500], "n = 400, not 500"),
-        (["--alpha", 0.01], "alpha = 0.001, not 0.01"),
-        (["--seed", 1], "seed = 0, not 1"),
-        (["--soft"], "mode = hard, not soft"),
-        (["--bf16"], "precision = float32, not bfloat16"),
-        (["--split", "train"], "split = test, not train"),
-    ],
-)
-def test_a_log_is_not_mixed(
-    cli: Cli, run_folder: Path, options: list[object], message: str
-) -> None:
-    path = run_folder / "certify_sigma_0.25.tsv"
-    cli("certify", run_folder, "--n", 400, "--max", 2)
-    before = path.read_bytes()
-    code, _, err = cli("certify", run_folder, *("--n", 400, "--max", 4), *options)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-    assert path.read_bytes() == before
-
-
-def test_retrained_weights_are_not_mixed(cli: Cli, run_folder: Path) -> None:
-    cli("certify", run_folder, "--n", 400, "--max", 2)
-    model = Run(run_folder).load_model()
-    with torch.no_grad():
-        model[1].linear2.bias += 1
-    from covprop.train.checkpoint import save_weights
-
-    save_weights(run_folder / "model.safetensors", model)
-    code, _, err = cli("certify", run_folder, *QUICK)
-    assert code == 2
-    assert "weights = " in err
 
 
 def test_another_sigma_is_a_warning(cli: Cli, run_folder: Path) -> None:

@@ -5,22 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from certifications import journal, table
 
 from covprop.certify.records import Log
 from covprop.certify.rows import Row
 from covprop.report.tsv import read_tsv
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-def table(path: Path) -> list[list[str]]:
-    """Rows without the time, which differs from run to run."""
-    return [line.split("\t")[:5] for line in path.read_text().splitlines()]
-
-
-def journal(path: Path) -> list[dict[str, float]]:
-    lines = path.with_suffix(".rows.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
 @pytest.mark.parametrize("options", [["--n", 1000], ["--n", 3000, "--sequential"]])
