@@ -51,7 +51,9 @@ class TrainingStep:
     def update(self, loss: Callable[[], Tensor]) -> None:
         """Forward, backward and the optimizer's step, with `loss` for the forward pass."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss().backward()
+        made = loss()
+        with torch.autograd.set_multithreading_enabled(False):
+            made.backward()
         self.optimizer.step()
 
     def __call__(self) -> None:

@@ -114,7 +114,9 @@ class Radius:
             assert cov is not None
             out = Gaussian(logits_of(model, x, noise).squeeze(1), cov)
         else:
-            out = prop(x + noise.squeeze(1))
+            x = x + noise.squeeze(1)
+            del noise  # as large as the images, and done with
+            out = prop(x)
         loss, radius = self._judge(out, y, weight)
         return Losses(loss, out.mean.detach(), radius)
 

@@ -134,8 +134,10 @@ class Update:
         if self.weights is not None:
             assert losses.radius is not None
             per_sample = per_sample * self._weigh(batch, losses.radius, epoch)
+        # In this thread: cuBLAS keeps work space for every thread and stream, 32 MiB on an H200.
         # DDP averages gradients over processes, and shares are equal: together the global mean.
-        per_sample.mean().backward()
+        with torch.autograd.set_multithreading_enabled(self.here.size > 1):
+            per_sample.mean().backward()
         return per_sample.detach(), losses
 
     def _losses(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:

@@ -83,6 +83,22 @@ def test_a_step_costs_the_same_first_and_last(trick: str) -> None:
 
 
 @pytest.mark.gpu
+def test_forward_and_backward_share_work_space() -> None:
+    """cuBLAS has some for each thread."""
+    subject = Subject("lenet", width=4, image=8, channels=1, device=torch.device("cuda"))
+    step = prepare("plain", subject, 16, "eager").run
+
+    def taken(work: Work) -> int:
+        memory.forget_workspaces()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.memory_allocated() - before
+
+    one = taken(lambda: torch.ones(64, 64, device="cuda").mm(torch.ones(64, 64, device="cuda")))
+    assert taken(step) < one + 2 * MIB
+
+
+@pytest.mark.gpu
 def test_a_graph_keeps_its_work_space() -> None:
     """A long product of few entries is split, and its parts are added in the work space."""
     a, b = torch.randn(64, 2**17, device="cuda"), torch.randn(2**17, 64, device="cuda")

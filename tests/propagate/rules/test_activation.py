@@ -89,6 +89,21 @@ def test_zero_variance_has_a_finite_gradient() -> None:
     assert torch.isfinite(cov.grad).all()
 
 
+def test_deviations_have_the_derivatives_of_a_root_and_keep_no_covariance() -> None:
+    kept: list[int] = []
+
+    def note(saved: torch.Tensor) -> torch.Tensor:
+        kept.append(saved.untyped_storage().nbytes() // saved.element_size())
+        return saved
+
+    cov = random_covariance(5).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        channel_std(cov, 5)
+    assert kept == [5]
+    assert torch.autograd.gradcheck(lambda c: channel_std(c, 10), cov)
+    assert torch.autograd.gradgradcheck(lambda c: channel_std(c, 10), cov)
+
+
 def test_hermite_moments_are_exact_for_a_gaussian() -> None:
     layer = HermiteActivation(4).double()
     nn.init.normal_(layer.coefficients)
