@@ -13,8 +13,8 @@ from covprop.train.recipe import Recipe
 from covprop.train.step import Step
 
 # Compiling takes about a minute at the start of a process. On an H200 (PreActResNet-18 without
-# norm, batch 256, bf16) a recorded plain step then takes 2.78 instead of 4.08 ms, and one through
-# Σ gained 1.9 ms in an earlier state: the minute is back after 46,000 and 32,000 steps.
+# norm, batch 256, bf16) a recorded plain step then takes 2.79 instead of 4.11 ms, and one through
+# Σ 3.47 instead of 6.11: the minute is back after 45,000 and 23,000 steps.
 COMPILE_FROM = 50_000
 """Steps of a whole run from which `train.compile = "auto"` compiles."""
 
