@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from covprop.cli import benching
+from covprop.cli import benching, options
 
 app = typer.Typer(
     help="Measure training steps, propagation passes, certification and estimators.",
@@ -35,7 +35,7 @@ def step(
             show_default="all on a GPU, eager on the CPU",
         ),
     ] = None,
-    device: benching.Device = "auto",
+    device: options.Device = "auto",
     threads: benching.Threads = None,
     rounds: benching.Rounds = None,
     quick: benching.Quick = False,
@@ -105,7 +105,7 @@ def layers(
     depth: Annotated[
         bool, typer.Option(help="Also the covariance pass of PreActResNet-18, 34, 50 and 101.")
     ] = True,
-    device: benching.Device = "auto",
+    device: options.Device = "auto",
     threads: benching.Threads = None,
     rounds: benching.Rounds = None,
     quick: benching.Quick = False,
@@ -174,10 +174,10 @@ def certify(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Also compiled passes, on a GPU.")
     ] = True,
-    device: benching.Device = "auto",
+    device: options.Device = "auto",
     threads: benching.Threads = None,
     rounds: benching.Rounds = None,
-    data: benching.Data = None,
+    data: options.Data = None,
     quick: benching.Quick = False,
     json: benching.Json = None,
     save: benching.Save = False,
@@ -230,9 +230,9 @@ def truth(
     sigma: Annotated[
         float | None, typer.Option(help="Noise level.", show_default="as trained")
     ] = None,
-    device: benching.Device = "auto",
+    device: options.Device = "auto",
     threads: benching.Threads = None,
-    data: benching.Data = None,
+    data: options.Data = None,
     json: benching.Json = None,
     save: benching.Save = False,
     out: benching.Out = None,

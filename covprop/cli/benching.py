@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from covprop.bench.timing import Effort
 
 RESULTS = Path("results/bench")
-PLAIN_WIDTH = 180  # wide enough for a table when the output is a file or a pipe
 
 Model = Annotated[str, typer.Option(help="A model's name; see covprop list models.")]
 Width = Annotated[
@@ -28,7 +27,6 @@ Image = Annotated[
     int | None,
     typer.Option(help="Pixels a side; above 96 with the ImageNet stem.", show_default="32"),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's")]
 Rounds = Annotated[int | None, typer.Option(help="Samples of every side.", show_default="30")]
 Quick = Annotated[
@@ -36,10 +34,6 @@ Quick = Annotated[
 ]
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the data sets.", show_default="$COVPROP_DATA, else ./data"),
 ]
 Save = Annotated[bool, typer.Option("--save", help=f"Write JSON, Markdown and plots to {RESULTS}.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Write them to this folder instead.")]
@@ -70,10 +64,10 @@ def start(
     import dataclasses
 
     import torch
-    from rich.console import Console
 
     from covprop.bench.subject import subject
     from covprop.bench.timing import QUICK, Effort
+    from covprop.cli.console import wide_console
     from covprop.device import choose_device
     from covprop.errors import InvalidInput
 
@@ -85,14 +79,13 @@ def start(
             raise InvalidInput(f"--threads must be at least 1, not {threads}.")
         torch.set_num_threads(threads)
     if where.type == "cuda":
+        torch.cuda.set_device(where)
         torch.backends.cudnn.benchmark = True
     effort = QUICK if quick else Effort()
     if rounds is not None:
         effort = dataclasses.replace(effort, rounds=rounds)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
-    return subject(model, where, width=width, norm=norm, image=image), effort, console
+    chosen = subject(model, where, width=width, norm=norm, image=image)
+    return chosen, effort, wide_console(180)
 
 
 def write(

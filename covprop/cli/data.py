@@ -80,9 +80,9 @@ def list_command(
       covprop data list
       covprop data list --root ~/data --check
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from covprop.cli.console import wide_console
     from covprop.data.locate import data_root
     from covprop.data.registry import DATASETS
     from covprop.data.status import status
@@ -104,10 +104,7 @@ def list_command(
         )
         if found.detail and found.state != "not here":
             details.append(found.detail)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)  # a pipe has no width: never cut a path short
-    console.print(table)
+    wide_console(10_000).print(table)  # never cut a path short
     for detail in details:
         typer.echo(detail)
     typer.echo(f"Data folder: {data_root(root)}; `covprop data get NAME` fetches a set into it.")

@@ -10,7 +10,6 @@ from covprop.cli import options
 if TYPE_CHECKING:
     from covprop.inspect import Exhibit
 
-PLAIN_WIDTH = 160
 SHOW = "layers, distribution, last-layer, toy, cost, margin-map"
 
 
@@ -133,9 +132,9 @@ def _correlation(text: str) -> float | str:
 
 
 def _print_layers(shown: "list[Exhibit]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from covprop.cli.console import wide_console
     from covprop.inspect.page import text
 
     for exhibit in shown:
@@ -146,6 +145,4 @@ def _print_layers(shown: "list[Exhibit]") -> None:
             table.add_column(column, justify="left" if column == "name" else "right")
         for row in exhibit.rows:
             table.add_row(*(text(cell) for cell in row))
-        console = Console()
-        wide = console if console.is_terminal else Console(width=PLAIN_WIDTH)
-        wide.print(table)
+        wide_console().print(table)

@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from covprop.cli.train import Data, Out, Recipe, Restart, Set, train_recipe
+from covprop.cli import options
+from covprop.cli.train import Out, Recipe, Restart, Set, train_recipe
 
 
 def noisy(
     recipe: Recipe,
     set_: Set = None,
     out: Out = None,
-    data: Data = None,
+    data: options.Data = None,
     restart: Restart = False,
     cleanlab: Annotated[
         bool,

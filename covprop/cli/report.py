@@ -5,9 +5,6 @@ from typing import Annotated
 
 import typer
 
-# Wide enough for a usual table when the output is a file or a pipe.
-PLAIN_WIDTH = 160
-
 
 def report(
     paths: Annotated[
@@ -43,8 +40,7 @@ def report(
     covprop report runs --html report.html        every run under runs/, as a page
     covprop report runs/a log.tsv --out rep       tables, figures, page in rep/
     """
-    from rich.console import Console
-
+    from covprop.cli.console import wide_console
     from covprop.report import read, summarize, write, write_page
     from covprop.report.tables import print_table, tables
 
@@ -55,9 +51,7 @@ def report(
         written += write(radii, summaries, out, warnings)
     if html is not None:
         written.append(write_page(radii, summaries, html, warnings))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    console = wide_console()
     for table, note in tables(radii, summaries):
         print_table(table, note, console)
     for warning in warnings:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from covprop.cli import options
 from covprop.device import place
 
 
@@ -44,13 +45,6 @@ Out = Annotated[
         show_default=False,
     ),
 ]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the data sets. Without it: $COVPROP_DATA, else ./data.",
-        show_default=False,
-    ),
-]
 Restart = Annotated[
     bool,
     typer.Option(
@@ -63,7 +57,7 @@ def train(
     recipe: Recipe,
     set_: Set = None,
     out: Out = None,
-    data: Data = None,
+    data: options.Data = None,
     restart: Restart = False,
 ) -> None:
     """Train a classifier by a recipe.

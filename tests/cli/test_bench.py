@@ -84,7 +84,7 @@ def test_truth_of_a_run(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("step", "--method", "sharde"), 'no step "sharde"'),
+        (("step", "--method", "sharde"), 'no step to measure "sharde"'),
         (("step", "--trick", "magic"), 'no trick "magic"'),
         (("step", "--batch", 0), "at least one image"),
         (("step", "--rounds", 0), "at least one round"),
