@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from covprop.bench.step import prepare
@@ -192,10 +192,7 @@ def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
     times = interleaved(sides, subject.device, replace(effort, sample_seconds=0.0))
     found = []
     for slot, step in noisy.items():
-        kind = type(step.target) if isinstance(step.target, nn.Module) else step.target
-        cov = covs[slot]
-        assert cov is not None
-        found.append(Layer(step.name, kind.__name__, len(cov), times[str(slot)]))
+        found.append(Layer(step.name, step.operation.__name__, step.channels, times[str(slot)]))
     return found
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
 from covprop.mode import switched
-from covprop.propagate.look import operation_of
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call, describe, option
 from covprop.propagate.rules import activation, conv, linear
@@ -113,7 +112,7 @@ def _affine(step: Step, values: list[Any], found: list[Box | None]) -> Box:
     assert step.rule is not None
     if step.rule.cov.__module__.split(".")[:3] != ["covprop", "propagate", "rules"]:
         raise UnsupportedModel(
-            f"interval bounds know no bound for {step.name} ({describe(operation_of(step))}), "
+            f"interval bounds know no bound for {step.name} ({describe(step.operation)}), "
             "which has a rule of its own; leave it out, or use the sampled estimator."
         )
     center = step.run(values)
@@ -164,12 +163,12 @@ def _activate(step: Step, values: list[Any], found: list[Box | None]) -> Box:
     assert box is not None
     assert step.rule is not None
     layer = step.layer(values)
-    turns = turning_points(operation_of(step), layer)
+    turns = turning_points(step.operation, layer)
     if turns is None:
         if step.rule.mean is not activation.elementwise_mean:
             raise UnsupportedModel(
                 f"interval bounds do not know where {step.name} "
-                f"({describe(operation_of(step))}) rises and falls; register it with "
+                f"({describe(step.operation)}) rises and falls; register it with "
                 "covprop.elementwise(..., slope=...)."
             )
         # All that is known is the largest slope: f moves no further than α times its input.

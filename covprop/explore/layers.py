@@ -33,15 +33,10 @@ class Layer:
 def layers_of(plan: Plan) -> list[Layer]:
     """Every step that has two noisy channels to show."""
     return [
-        Layer(slot, step.name, kind_of(step.target), step.channels)
+        Layer(slot, step.name, describe(step.operation), step.channels)
         for slot, step in enumerate(plan.steps, start=1)
         if step.rule is not None and step.channels > 1
     ]
-
-
-def kind_of(target: Any) -> str:
-    """`nn.Conv2d`, `F.relu`, `add`."""
-    return describe(type(target) if isinstance(target, nn.Module) else target)
 
 
 def unfolded(value: Tensor, channels: int) -> Tensor:

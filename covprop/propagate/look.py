@@ -70,7 +70,7 @@ class Look(nn.Module):
         if not random or not carries_noise(value):
             fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
             return replace(step, fixed=fixed), None
-        operation = operation_of(step)
+        operation = step.operation
         given = operands_of(step)
         operands = tuple(
             arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
@@ -94,11 +94,6 @@ class Look(nn.Module):
             self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
             width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
             return step, (first.new_empty(width, width) if first is not None else None)
-
-
-def operation_of(step: Step) -> Any:
-    """What a rule is registered for: the type of a module, or the function itself."""
-    return type(step.target) if isinstance(step.target, nn.Module) else step.target
 
 
 def operands_of(step: Step) -> list[Any]:
@@ -138,6 +133,6 @@ def look(
         first = str(error).strip().splitlines()[0]
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
-            f"{failed.name} ({describe(operation_of(failed))}) says: {first}"
+            f"{failed.name} ({describe(failed.operation)}) says: {first}"
         ) from error
     return shapes

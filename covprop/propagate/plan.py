@@ -71,6 +71,11 @@ class Step:
         """A module, a function, an Attribute or a Constant."""
         return self.does[0]
 
+    @property
+    def operation(self) -> Any:
+        """What a rule is registered for: the type of a module, or the function itself."""
+        return type(self.target) if isinstance(self.target, nn.Module) else self.target
+
     def run(self, values: list[Any]) -> Any:
         """The step itself, on plain values."""
         if isinstance(self.target, Attribute):

@@ -1,9 +1,7 @@
-import operator
-
 import torch
 from torch import nn
 
-from covprop.explore.layers import at_place, kind_of, layers_of, place
+from covprop.explore.layers import at_place, layers_of, place
 from covprop.propagate.propagator import Propagator
 
 
@@ -27,9 +25,3 @@ def test_the_middle_is_the_same_pixel_before_and_after_flattening() -> None:
     assert place(value.flatten(1), 3) == [4]
     assert torch.equal(at_place(value.flatten(1), 3), value[:, :, 1, 1])
     assert place(torch.zeros(2, 3), 3) == []
-
-
-def test_kinds_read_as_they_are_written() -> None:
-    assert kind_of(nn.Conv2d(1, 1, 1)) == "nn.Conv2d"
-    assert kind_of(nn.functional.relu) == "F.relu"
-    assert kind_of(operator.add) == "add"

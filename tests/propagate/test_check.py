@@ -1,5 +1,7 @@
 """check names every fault with place, reason and remedy; fix mends a copy and says so."""
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 
 import covprop
 from covprop import UnsupportedModel, check, fix
+from covprop.propagate.registry import describe
 
 
 class Faulty(nn.Module):
@@ -126,3 +129,13 @@ def test_own_rule_in_three_lines() -> None:
     out = covprop.Propagator(model, 0.5, (2, 1, 1))(torch.ones(1, 2, 1, 1))
     torch.testing.assert_close(out.cov, torch.eye(2))
     torch.testing.assert_close(out.mean, torch.full((1, 2), 2.0))
+
+
+def test_operations_read_as_they_are_written() -> None:
+    written = {
+        nn.Conv2d: "nn.Conv2d",
+        F.relu: "F.relu",
+        operator.add: "add",
+        Tensor.view: "Tensor.view",
+    }
+    assert {operation: describe(operation) for operation in written} == written
