@@ -183,13 +183,19 @@ class RadiusLoss(nn.Module):
     def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         """max(0, Γ − radius) for right predictions, 0 for wrong ones, [b]."""
         scaled = signed_ratio(out, None, self.settings)
-        if self.settings.hinge_in_sigma:
-            scaled = self.sigma * scaled
-        hinge = torch.relu(self.offset - scaled)
-        if self.settings.soft_term:
-            hinge = hinge + soft_hinge(out.mean.to(out.cov.dtype), self.offset)
         right = out.mean.detach().argmax(1) == labels
-        return torch.where(right, hinge, torch.zeros_like(hinge))
+        mean = out.mean.to(out.cov.dtype)
+        return hinge(scaled, mean, right, self.sigma, self.offset, self.settings)
+
+
+def hinge(
+    scaled: Tensor, mean: Tensor, right: Tensor, sigma: float, offset: float, settings: Settings
+) -> Tensor:
+    """max(0, Γ − σ·scaled), scaled = margin/√v, where the prediction is `right`, else 0: [b]."""
+    loss = torch.relu(offset - (sigma * scaled if settings.hinge_in_sigma else scaled))
+    if settings.soft_term:
+        loss = loss + soft_hinge(mean, offset)
+    return torch.where(right, loss, torch.zeros_like(loss))
 
 
 def soft_hinge(mean: Tensor, offset: float) -> Tensor:

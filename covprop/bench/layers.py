@@ -141,9 +141,7 @@ def as_graphs(
 def sigma_pass(prop: Propagator, subject: Subject) -> Tensor:
     """The covariance of the logits, in the precision that a training step takes it in."""
     with subject.autocast():
-        cov = prop.covariances()[prop.plan.output]
-    assert cov is not None
-    return cov
+        return prop.logit_covariance()
 
 
 def sigma_pass_and_backward(prop: Propagator, subject: Subject) -> None:

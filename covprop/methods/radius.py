@@ -14,7 +14,7 @@ from covprop.methods.base import Losses, draw, logits_of, require, seeded
 from covprop.options import NotNegative, Range
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
-from covprop.radius import RadiusLoss, estimated_radius, ratio, soft_hinge
+from covprop.radius import RadiusLoss, estimated_radius, hinge, ratio
 
 PRESETS = {"paper": PAPER, "reference": REFERENCE}
 OVERRIDES = (
@@ -110,9 +110,7 @@ class Radius:
         prop = self.propagator(model)
         self._measure(prop, x, epoch, generator)
         if self.mean == "sample":
-            cov = prop.covariances()[prop.plan.output]
-            assert cov is not None
-            out = Gaussian(logits_of(model, x, noise).squeeze(1), cov)
+            out = Gaussian(logits_of(model, x, noise).squeeze(1), prop.logit_covariance())
         else:
             x = x + noise.squeeze(1)
             del noise  # as large as the images, and done with
@@ -167,13 +165,9 @@ class Radius:
         found = linearize(model, noisy, self.sigma, create_graph=True)
         logits = found.logits if found.logits.dtype == torch.float64 else found.logits.float()
         variance = found.var.detach() if settings.detach_covariance else found.var
-        scaled = ratio(found.gap, variance)
-        hinge = F.relu(settings.offset - scaled * (self.sigma if settings.hinge_in_sigma else 1))
-        if settings.soft_term:
-            hinge = hinge + soft_hinge(logits, settings.offset)
-        right = found.top == y
+        scaled, right = ratio(found.gap, variance), found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
-        loss = loss + weight * torch.where(right, hinge, torch.zeros_like(hinge))
+        loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)
         behind = (logits.gather(1, y[:, None]) - logits.gather(1, found.top[:, None])).squeeze(1)
         radius = self.sigma * torch.where(right, scaled, ratio(behind, variance))
         return Losses(loss, logits.detach(), radius.detach())

@@ -135,10 +135,7 @@ class Radius(NoisyMethod):
         if not self._held:
             task = self.task
             self._held = (Propagator(model, task.sigma, task.input_shape, self.loss.settings),)
-        prop = self._held[0]
-        cov = prop.covariances()[prop.plan.output]
-        assert cov is not None
-        return cov
+        return self._held[0].logit_covariance()
 
 
 def extreme(values: Tensor, share: float, end: str) -> Tensor:

@@ -188,6 +188,10 @@ class Propagator(nn.Module):
         with full_precision(like):
             return self.plan.covariances(self._input_cov(like), settings, correct)
 
+    def logit_covariance(self) -> Tensor:
+        """Σ of the logits [classes, classes], image-free as in `covariances`."""
+        return self._output(self.covariances())
+
     @contextmanager
     def frozen(self) -> Iterator[Propagator]:
         """Compute Σ once and reuse it: for evaluation, while the weights do not change."""
