@@ -8,6 +8,8 @@ and several processes draw, each for its share of the batch, what one process wo
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -22,6 +24,14 @@ def seed_of(*place: int | str) -> int:
     """
     digest = hashlib.sha256("/".join(map(str, place)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The global random state of the CPU and of `device`, seeded, and put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 class Stream(torch.Generator):

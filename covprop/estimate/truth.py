@@ -15,6 +15,7 @@ from covprop.estimate import ESTIMATORS, margin
 from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
 from covprop.mode import switched
+from covprop.noise import seeded
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 
@@ -57,8 +58,7 @@ def estimator_table(
         raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
     found: dict[str, Margin] = {}
     notes: dict[str, str] = {}
-    with switched(model, training=False), torch.random.fork_rng(_devices(x)):
-        torch.manual_seed(seed)
+    with switched(model, training=False), seeded(seed, x.device):
         for name in ESTIMATORS:
             try:
                 found[name] = _ask(name, model, x, sigma, samples)
@@ -121,7 +121,3 @@ def _compare(name: str, predicted: Tensor, measured: Tensor) -> Truth:
     varies = len(p) > 2 and np.ptp(np.log(p)) > 1e-6 and np.ptp(np.log(m)) > 1e-6
     correlation = float(np.corrcoef(np.log(p), np.log(m))[0, 1]) if varies else np.nan
     return Truth(name, low, median, high, correlation, len(p), note)
-
-
-def _devices(x: Tensor) -> list[torch.device]:
-    return [x.device] if x.device.type == "cuda" else []

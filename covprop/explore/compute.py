@@ -23,7 +23,7 @@ from covprop.explore.layers import Inside
 from covprop.explore.pictures import THUMBNAIL, image, png
 from covprop.explore.plain import cloud, ellipse, margin_numbers, numbers, votes
 from covprop.gaussian import Gaussian
-from covprop.noise import seed_of
+from covprop.noise import seed_of, seeded
 from covprop.propagate.propagator import Propagator, check_sigma
 from covprop.radius import top_two
 
@@ -135,8 +135,7 @@ class Explorer:
         x = self.image(index)
         pair, _ = self._top_two(x, sigma)
         prop = Propagator(self.model, sigma, self.images.image_shape, calibrated=True)
-        with torch.no_grad(), torch.random.fork_rng(_cuda(self.device)):
-            torch.manual_seed(seed_of("explore", "calibrate", index))
+        with torch.no_grad(), seeded(seed_of("explore", "calibrate", index), self.device):
             prop.calibrate(x, samples=8)
             out = prop(x)
         return {
@@ -235,7 +234,3 @@ class Explorer:
             times.append(time.perf_counter() - start)
         blocks = LIVE_SECONDS / max(min(times), 1e-9)
         return max(n for n in SAMPLES[:-1] if n == SAMPLES[0] or n <= blocks * BLOCK)
-
-
-def _cuda(device: torch.device) -> list[int]:
-    return [device.index or 0] if device.type == "cuda" else []

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from covprop.certify import certify
 from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
+from covprop.noise import seeded
 from covprop.propagate.propagator import Propagator
 from covprop.radius import RadiusLoss
 
@@ -67,8 +68,7 @@ def train(points: Array, labels: NDArray[np.int64], way: str, seed: int = 0) -> 
     "alone" is cross-entropy of the propagated mean, "radius" adds the hinge on the estimated
     radius, "noise" is the usual cross-entropy on noisy copies of the points.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.device("cpu")):
         model = nn.Sequential(
             nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
         )

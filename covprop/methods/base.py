@@ -1,8 +1,7 @@
 """What every training method takes and gives, and how it meets noise."""
 
 import math
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -56,15 +55,6 @@ def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> T
         generator = noise.stream(seed, device=x.device, rank=rank, world=world)
     copies = x.unsqueeze(1).expand(-1, samples, *x.shape[1:])
     return sigma * noise.randn_like(copies, generator)
-
-
-@contextmanager
-def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """The global random state seeded from `generator`, and put back afterwards."""
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Losses, draw, logits_of, require, seeded
+from covprop.methods.base import Losses, draw, logits_of, require
+from covprop.noise import seeded
 from covprop.options import NotNegative, Range
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
@@ -186,11 +187,11 @@ class Radius:
         """Refresh what is measured on noisy samples: variances each step, r_max each epoch."""
         few = x[:CALIBRATION_IMAGES]
         if self.settings.r_max == "estimated" and self._measured != epoch:
-            with seeded(generator, x.device):
+            with seeded(_seed_from(generator), x.device):
                 prop.measure_r_max(few)
             self._measured = epoch
         if self.estimator == "calibrated":
-            with seeded(generator, x.device):
+            with seeded(_seed_from(generator), x.device):
                 prop.calibrate(few, samples=2, momentum=CALIBRATION_MOMENTUM)
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,3 +215,7 @@ class Radius:
         self._prop.load_state_dict(state["variances"], strict=False)
         self._prop.r_max = state["r_max"]
         self._measured = state["measured"]
+
+
+def _seed_from(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
