@@ -49,12 +49,7 @@ def step_report(
         name=name or subject.name,
         facts=facts,
         settings={
-            "model": subject.model,
-            "width": subject.width,
-            "norm": subject.norm,
-            "image_shape": list(subject.image_shape),
-            "classes": subject.classes,
-            "precision": subject.precision,
+            **subject.settings(),
             "layout": how,
             "tricks": list(tricks),
             "warmup": effort.warmup,

@@ -45,6 +45,17 @@ class Subject:
         parts += [f"w{self.width}"] * bool(self.width) + [f"norm-{self.norm}"] * bool(self.norm)
         return "_".join([*parts, f"{self.image}px"])
 
+    def settings(self) -> dict[str, object]:
+        """The same for a report."""
+        return {
+            "model": self.model,
+            "width": self.width,
+            "norm": self.norm,
+            "image_shape": list(self.image_shape),
+            "classes": self.classes,
+            "precision": self.precision,
+        }
+
     def but(self, **changes: object) -> Subject:
         return replace(self, **changes)  # type: ignore[arg-type]
 

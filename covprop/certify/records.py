@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Generic
 
 from covprop.certify.rows import AnyRow
@@ -72,12 +71,7 @@ class Log(Generic[AnyRow]):
             self.files = files.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.files.close()
 
     def append(self, row: AnyRow) -> None:

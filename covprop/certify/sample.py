@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -120,12 +119,7 @@ class Sampler:
         self._probe()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.evaluating.close()
 
     @torch.inference_mode()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covprop.data.images import Images, make_images
+from covprop.data.images import Images, official_images
 from covprop.data.locate import check_md5, locate
 from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
@@ -34,16 +34,7 @@ def read(facts: Facts, split: str, root: Path | None) -> Images:
             f"{found.folder}: {len(images)} {split} images where {facts.name} has "
             f"{facts.size(split)}; move it away and run `covprop data get {facts.name}`."
         )
-    return make_images(
-        facts.name,
-        images,
-        labels,
-        facts.classes,
-        source=found.folder,
-        image_shape=facts.image_shape,
-        mean=facts.mean,
-        std=facts.std,
-    )
+    return official_images(facts, images, labels, source=found.folder)
 
 
 def _read_binary(path: Path, facts: Facts) -> Arrays:

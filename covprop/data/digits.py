@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from covprop.data.images import Images, make_images
+from covprop.data.images import Images, official_images
 from covprop.data.registry import Facts
 
 TEST_EVERY = 5
@@ -16,13 +16,6 @@ def read(facts: Facts, split: str) -> Images:
     test = np.arange(len(bunch.target)) % TEST_EVERY == 0
     keep = test if split == "test" else ~test
     images = np.rint(bunch.images[keep] * (255 / 16)).astype(np.uint8)
-    return make_images(
-        facts.name,
-        images[:, None],
-        bunch.target[keep],
-        facts.classes,
-        source="scikit-learn's load_digits",
-        image_shape=facts.image_shape,
-        mean=facts.mean,
-        std=facts.std,
+    return official_images(
+        facts, images[:, None], bunch.target[keep], source="scikit-learn's load_digits"
     )

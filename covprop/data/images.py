@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
 
 
@@ -88,6 +89,22 @@ def make_images(
         classes,
         mean,
         std,
+    )
+
+
+def official_images(
+    facts: Facts, images: NDArray[np.uint8], labels: NDArray[np.integer], *, source: Path | str
+) -> Images:
+    """The same for a registered set, whose facts say the rest."""
+    return make_images(
+        facts.name,
+        images,
+        labels,
+        facts.classes,
+        source=source,
+        image_shape=facts.image_shape,
+        mean=facts.mean,
+        std=facts.std,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from covprop.data.images import Images, make_images
+from covprop.data.images import Images, official_images
 from covprop.data.locate import check_md5, locate
 from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
@@ -23,16 +23,7 @@ def read(facts: Facts, split: str, root: Path | None) -> Images:
     images_file, labels_file = locate(facts, split, root).files
     images = read_idx(images_file, 3, facts)
     labels = read_idx(labels_file, 1, facts)
-    return make_images(
-        facts.name,
-        images[:, None],
-        labels,
-        facts.classes,
-        source=images_file,
-        image_shape=facts.image_shape,
-        mean=facts.mean,
-        std=facts.std,
-    )
+    return official_images(facts, images[:, None], labels, source=images_file)
 
 
 def read_idx(path: Path, dimensions: int, facts: Facts) -> NDArray[np.uint8]:

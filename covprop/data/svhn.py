@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covprop.data.images import Images, make_images
+from covprop.data.images import Images, official_images
 from covprop.data.locate import locate
 from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
@@ -38,13 +38,4 @@ def read(facts: Facts, split: str, root: Path | None) -> Images:
         )
     if not np.issubdtype(y.dtype, np.integer) or len(y) == 0 or y.min() < 1 or y.max() > 10:
         raise InvalidInput(f"{path}: the labels y must be whole numbers 1..10; {remedy}.")
-    return make_images(
-        facts.name,
-        x.transpose(3, 2, 0, 1),
-        y % 10,
-        facts.classes,
-        source=path,
-        image_shape=facts.image_shape,
-        mean=facts.mean,
-        std=facts.std,
-    )
+    return official_images(facts, x.transpose(3, 2, 0, 1), y % 10, source=path)

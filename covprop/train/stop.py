@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -41,11 +41,6 @@ class StopRequest:
         if signum == signal.SIGTERM and not self.stepped:
             signal.raise_signal(signum)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
