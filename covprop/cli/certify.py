@@ -90,26 +90,24 @@ def certify(
     from covprop.certify.bounds import sample_warning
     from covprop.certify.calls import check_options
     from covprop.certify.rows import Row
-    from covprop.cli import smoothing
     from covprop.cli.filling import fill_log
+    from covprop.cli.subject import open_subject, warn
     from covprop.device import choose_device
 
     radii = tuple(at_least) if at_least else None
     if sequential and delta is None and radii is None:
         delta = DELTA
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = smoothing.choose_sigma(subject, sigma)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = subject.choose_sigma(sigma)
     where = choose_device(device)
     check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii)
-    images = smoothing.load_images(subject, split, data)
-    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    images = subject.load_images(split, data)
+    positions = subject.choose_positions(images, skip, most)
     if message := sample_warning(n, alpha, level, soft=soft):
-        smoothing.warn(message)
+        warn(message)
     asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
     precision = "bfloat16" if bf16 else "float32"
-    settings = smoothing.settings_of(
-        subject, split, **asked, mode=_mode(soft, delta, radii), precision=precision
-    )
+    settings = subject.settings(split, **asked, mode=_mode(soft, delta, radii), precision=precision)
     if skip_wrong:
         settings["skip_wrong"] = True
     model = subject.model.to(where)

@@ -52,16 +52,16 @@ def estimate(
     """
     import torch
 
-    from covprop.cli import smoothing
+    from covprop.cli.subject import open_subject, warn
     from covprop.device import choose_device
     from covprop.errors import UnsupportedModel
     from covprop.files import write
 
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = smoothing.choose_sigma(subject, sigma)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = subject.choose_sigma(sigma)
     where = choose_device(device)
-    images = smoothing.load_images(subject, split, data)
-    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    images = subject.load_images(split, data)
+    positions = subject.choose_positions(images, skip, most)
     model = subject.model.to(where)
     lines = ["idx\testimator\tradius"]
     for name in estimator or DEFAULT:
@@ -69,7 +69,7 @@ def estimate(
         try:
             radii = _radii(model, images, positions, name, level, batch, where)
         except UnsupportedModel as error:
-            smoothing.warn(f"{name} was left out: {error}")
+            warn(f"{name} was left out: {error}")
             continue
         typer.echo(f"{name}: mean estimated radius {sum(radii) / len(radii):.3f}")
         lines += [f"{i}\t{name}\t{r:.6g}" for i, r in zip(positions, radii, strict=True)]
@@ -87,7 +87,7 @@ def _radii(
     batch: int,
     device: "torch.device",
 ) -> list[float]:
-    from covprop.cli.smoothing import groups
+    from covprop.cli.subject import groups
     from covprop.estimate import margin
 
     estimator, samples = _parts(name)

@@ -34,15 +34,15 @@ def explore(
     """
     import webbrowser
 
-    from covprop.cli import smoothing
+    from covprop.cli.subject import open_subject
     from covprop.device import choose_device
     from covprop.explore.compute import Explorer
     from covprop.explore.server import Desk, Server
 
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = smoothing.choose_sigma(subject, sigma)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = subject.choose_sigma(sigma)
     where = choose_device(device)
-    images = smoothing.load_images(subject, split, data)
+    images = subject.load_images(split, data)
     explorer = Explorer(subject.model.to(where), images, level, trained=subject.sigma)
     server = Server(Desk(explorer, run.name), port)
     typer.echo(f"{run}: {len(images)} images of {images.name} ({split}), σ = {level:g}")

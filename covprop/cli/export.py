@@ -33,13 +33,13 @@ def export(
     cohen format the reader adds that); noise and voting are the caller's.
     """
     from covprop import checkpoints
-    from covprop.cli import smoothing
+    from covprop.cli.subject import open_subject
     from covprop.errors import InvalidInput
 
     if to not in checkpoints.FORMATS:
         known = ", ".join(checkpoints.FORMATS)
         raise InvalidInput(f'There is no format "{to}"; choose one of {known}.')
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     path = file or subject.folder / f"{subject.stem}export{SUFFIX[to]}"
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from covprop.cli.smoothing import groups, warn
+from covprop.cli.subject import groups, warn
 from covprop.device import place
 from covprop.errors import InvalidInput
 

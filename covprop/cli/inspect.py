@@ -68,17 +68,17 @@ def inspect(
     """
     import torch
 
-    from covprop.cli import smoothing
+    from covprop.cli.subject import groups, open_subject
     from covprop.device import choose_device
     from covprop.inspect import exhibits, write
     from covprop.propagate.settings import PAPER
 
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = smoothing.choose_sigma(subject, sigma)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = subject.choose_sigma(sigma)
     where = choose_device(device)
-    pictures = smoothing.load_images(subject, split, data)
+    pictures = subject.load_images(split, data)
     wanted = _numbers(images, "--images")
-    positions = smoothing.choose_positions(pictures, subject.dataset, None, most)
+    positions = subject.choose_positions(pictures, None, most)
     positions += [i for i in wanted if i not in positions and 0 <= i < len(pictures)]
     missing = [i for i in wanted if i not in positions]
     if missing:
@@ -86,7 +86,7 @@ def inspect(
     pair = _numbers(channels, "--channels")
     if channels is not None and len(pair) != 2:
         _refuse(f'--channels is "{channels}": give two numbers, such as 0,3.')
-    ((batch, _),) = smoothing.groups(pictures, positions, len(positions), where)
+    ((batch, _),) = groups(pictures, positions, len(positions), where)
     torch.manual_seed(seed)
     shown = exhibits(
         subject.model.to(where),

@@ -57,12 +57,12 @@ def predict(
     from covprop.certify import predict_each
     from covprop.certify.calls import check_options
     from covprop.certify.rows import PredictRow
-    from covprop.cli import smoothing
     from covprop.cli.filling import fill_log
+    from covprop.cli.subject import open_subject
     from covprop.device import choose_device
 
-    subject = smoothing.open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = smoothing.choose_sigma(subject, sigma)
+    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = subject.choose_sigma(sigma)
     where = choose_device(device)
     question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
     check_options(level, 1, n, alpha)
@@ -72,14 +72,12 @@ def predict(
     asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
         x = _read_pictures(pictures, subject.image_shape)
-        _show(pictures, vote(model, x, **asked), smoothing.class_names(subject))
+        _show(pictures, vote(model, x, **asked), subject.class_names())
         return
-    images = smoothing.load_images(subject, split, data)
-    positions = smoothing.choose_positions(images, subject.dataset, skip, most)
+    images = subject.load_images(split, data)
+    positions = subject.choose_positions(images, skip, most)
     precision = "bfloat16" if bf16 else "float32"
-    settings = smoothing.settings_of(
-        subject, split, **question, mode="predict", precision=precision
-    )
+    settings = subject.settings(split, **question, mode="predict", precision=precision)
 
     def evaluate(
         source: "Iterator[tuple[int, Tensor]]", labels: list[int]

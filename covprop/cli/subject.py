@@ -35,6 +35,58 @@ class Subject:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
         return self.folder / f"{self.stem}{verb}_sigma_{sigma:g}.tsv"
 
+    def choose_sigma(self, sigma: float | None) -> float:
+        """The σ given, else the one trained with; a warning if they differ."""
+        if sigma is None:
+            if self.sigma is None:
+                raise InvalidInput("a checkpoint file does not say its noise level; add --sigma.")
+            return self.sigma
+        if self.sigma is not None and 0 < sigma != self.sigma:
+            warn(
+                f"sigma = {sigma:g}, but the model was trained with {self.sigma:g}; its radii will "
+                "be valid, and probably small."
+            )
+        return sigma
+
+    def load_images(self, split: str, root: Path | None) -> "Images | FolderImages":
+        """The split to certify; it must have the model's classes and image size."""
+        from covprop import data
+
+        images = data.load(self.dataset, split, root, holdout=self.holdout)
+        if (images.num_classes, images.image_shape) != (self.num_classes, self.image_shape):
+            raise InvalidInput(
+                f"{self.dataset} has {images.num_classes} classes and images of "
+                f"{_times(images.image_shape)}, but the model takes {self.num_classes} and "
+                f"{_times(self.image_shape)}."
+            )
+        return images
+
+    def class_names(self) -> tuple[str, ...]:
+        """The data set's own names for the classes, or their numbers."""
+        from covprop.data import DATASETS
+
+        names = DATASETS[self.dataset].classes if self.dataset in DATASETS else ()
+        return names if len(names) == self.num_classes else tuple(map(str, range(self.num_classes)))
+
+    def choose_positions(
+        self, images: "Images | FolderImages", skip: int | None, most: int | None
+    ) -> list[int]:
+        """Every skip-th image (default: the data set's habit), `most` of them at most."""
+        from covprop.data import DATASETS
+
+        if skip is None:
+            skip = DATASETS[self.dataset].certify_skip if self.dataset in DATASETS else 1
+        if skip < 1 or (most is not None and most < 1):
+            raise InvalidInput("--skip and --max are at least 1.")
+        return list(range(0, len(images), skip))[:most]
+
+    def settings(self, split: str, **more: Any) -> dict[str, Any]:
+        """What the rows of a log depend on, as its side-car keeps it."""
+        from covprop.checkpoints import weights_hash
+
+        weights = weights_hash(self.model)
+        return {**more, "data": self.dataset, "split": split, "weights": weights}
+
 
 def open_subject(
     run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
@@ -96,69 +148,10 @@ def _open_run(
     )
 
 
-def choose_sigma(subject: Subject, sigma: float | None) -> float:
-    """σ of the smoothing: the one given, else the one trained with; a warning if they differ."""
-    if sigma is None:
-        if subject.sigma is None:
-            raise InvalidInput("a checkpoint file does not say its noise level; add --sigma.")
-        return subject.sigma
-    if subject.sigma is not None and 0 < sigma != subject.sigma:
-        warn(
-            f"sigma = {sigma:g}, but the model was trained with {subject.sigma:g}; its radii will "
-            "be valid, and probably small."
-        )
-    return sigma
-
-
 def warn(message: str) -> None:
     """One line on stderr, said by the first process only."""
     if place()[0] == 0:
         typer.echo(f"covprop: warning: {message}", err=True)
-
-
-def load_images(subject: Subject, split: str, root: Path | None) -> "Images | FolderImages":
-    """The split to certify; it must have the model's classes and image size."""
-    from covprop import data
-
-    images = data.load(subject.dataset, split, root, holdout=subject.holdout)
-    if (images.num_classes, images.image_shape) != (subject.num_classes, subject.image_shape):
-        raise InvalidInput(
-            f"{subject.dataset} has {images.num_classes} classes and images of "
-            f"{_times(images.image_shape)}, but the model takes {subject.num_classes} and "
-            f"{_times(subject.image_shape)}."
-        )
-    return images
-
-
-def class_names(subject: Subject) -> tuple[str, ...]:
-    """The data set's own names for the classes, or their numbers."""
-    from covprop.data import DATASETS
-
-    names = DATASETS[subject.dataset].classes if subject.dataset in DATASETS else ()
-    return (
-        names if len(names) == subject.num_classes else tuple(map(str, range(subject.num_classes)))
-    )
-
-
-def choose_positions(
-    images: "Images | FolderImages", dataset: str, skip: int | None, most: int | None
-) -> list[int]:
-    """Every skip-th image (default: the data set's habit), `most` of them at most."""
-    from covprop.data import DATASETS
-
-    if skip is None:
-        skip = DATASETS[dataset].certify_skip if dataset in DATASETS else 1
-    if skip < 1 or (most is not None and most < 1):
-        raise InvalidInput("--skip and --max are at least 1.")
-    return list(range(0, len(images), skip))[:most]
-
-
-def settings_of(subject: Subject, split: str, **more: Any) -> dict[str, Any]:
-    """What the rows of a log depend on, as its side-car keeps it."""
-    from covprop.checkpoints import weights_hash
-
-    weights = weights_hash(subject.model)
-    return {**more, "data": subject.dataset, "split": split, "weights": weights}
 
 
 def groups(
