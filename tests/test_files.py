@@ -21,7 +21,9 @@ def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
 
 
 def test_what_is_no_place_for_a_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CovpropError, match=r"Cannot write .* \(Is a directory\); give the name of a file"):
+    with pytest.raises(
+        CovpropError, match=r"Cannot write .* \(Is a directory\); give the name of a file"
+    ):
         files.write(tmp_path, b"")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CovpropError, match=r"x\.json .* choose a place you can write to"):
