@@ -36,7 +36,7 @@ def write(path: Path, content: bytes) -> Path:
 
 def unwritable(path: Path, error: OSError) -> CovpropError:
     """The sentence for a file that the disk, or its owner, does not let us write."""
-    remedy = "choose a place you can write to"
+    remedy = "choose a place you can write to (--out)"
     if error.errno in FULL:
         remedy = "free some space"
     elif error.errno == errno.EISDIR:
