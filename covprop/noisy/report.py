@@ -126,7 +126,8 @@ def write(
     pictures = listing.picture_grid(found, [_picture(split, i) for i in first], split.classes)
     for name, content in {
         "predictions.npz": arrays.getvalue(),
-        "suspects.csv": listing.to_csv(found, files).encode(),
+        # A file name need not be UTF-8, a table has to.
+        "suspects.csv": listing.to_csv(found, files).encode(errors="backslashreplace"),
         "suspects.png": pictures,
         "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
     }.items():

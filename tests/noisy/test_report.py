@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,16 @@ def test_own_files_are_named(tmp_path: Path) -> None:
             for number in range(count):
                 Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(folder / f"{number}.png")
     own = str(tmp_path / "own")
+    cats = tmp_path / "own" / "train" / "cat"
+    (cats / "3.png").rename(cats / os.fsdecode(b"\xe9.png"))  # Latin-1, as on old disks
     run = trained(tmp_path / "run", {"name": "none"}, epochs=1, data=own, batch_size=4)
     judge(run)
     with (run / "suspects.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     named = [row["file"] for row in sorted(rows, key=lambda row: int(row["index"]))]
-    assert named == [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(4)]
+    files = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(4)]
+    files[3] = r"cat/\udce9.png"
+    assert named == files
 
 
 def test_a_radius_is_listed_where_the_method_has_one(tmp_path: Path) -> None:
