@@ -9,7 +9,7 @@ from typing import Any
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
 from covprop.train import checkpoint
-from covprop.train.recipe import Config
+from covprop.train.recipe import Config, resolve
 from covprop.train.toml import dumps
 
 HARMLESS = {
@@ -52,7 +52,7 @@ def claim(out: Path, config: Config) -> None:
     """Write `config` into a fresh folder, or check that the run there has the same one."""
     path = out / "config.toml"
     if path.exists():
-        before = read_config(path)
+        before = _completed(read_config(path))
         now = tomllib.loads(dumps(config))
         if differing := difference(before, now):
             section, key = differing
@@ -71,10 +71,20 @@ def claim(out: Path, config: Config) -> None:
     write(path, dumps(config).encode())
 
 
-def withdraw(out: Path) -> None:
-    """Undo `claim` for a run that could not begin, so that its mended recipe is no other run."""
+def to_come(out: Path) -> tuple[str, ...]:
+    """What a run that begins in `out` will write there before its first step."""
+    if (out / "config.toml").exists():
+        return ()
+    return tuple(name for name in ("config.toml", "labels.tsv") if not (out / name).exists())
+
+
+def withdraw(out: Path, names: tuple[str, ...]) -> None:
+    """Remove what a run wrote that could not begin, so that its mended recipe is no other run.
+
+    `names` are what was `to_come`: a file that lay there before is not the run's.
+    """
     if not (out / "state.pt").exists() and not (out / "metrics.jsonl").exists():
-        for name in ("config.toml", "labels.tsv"):
+        for name in names:
             (out / name).unlink(missing_ok=True)
 
 
@@ -94,6 +104,14 @@ def read_config(path: Path) -> Config:
     if not all(isinstance(values, dict) for values in config.values()):
         raise InvalidInput(f"{path} is not the config of a run: it must have sections only.")
     return config
+
+
+def _completed(config: Config) -> Config:
+    """A run's config with the options that have come up since, at their defaults."""
+    try:
+        return tomllib.loads(dumps(resolve(config).as_dict()))
+    except InvalidInput:  # an option that has gone, or a file: then all of it counts as it stands
+        return config
 
 
 def difference(one: Config, two: Config) -> tuple[str, str] | None:

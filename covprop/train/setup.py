@@ -66,13 +66,13 @@ def claimed(
     here.first_does(prepare)
     lock = checkpoint.locked(out)
     here.first_does(lock.__enter__)
-    fresh = not (out / "config.toml").exists()
+    names = folder.to_come(out)
     try:
         here.first_does(lambda: folder.claim(out, recipe.as_dict()))
         yield
     except CovpropError:
-        if here.first and fresh:
-            folder.withdraw(out)
+        if here.first:
+            folder.withdraw(out, names)
         raise
     finally:
         if here.first:

@@ -1,13 +1,15 @@
 """A run folder is claimed, continued or refused, and nothing in it is lost."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from covprop.errors import CovpropError, InvalidInput
-from covprop.train import folder
+from covprop.train import Recipe, folder
 
+Make = Callable[..., Recipe]
 CONFIG = {"noise": {"sigma": 0.25}, "train": {"epochs": 3, "device": "cpu"}}
 
 
@@ -34,6 +36,19 @@ def test_a_different_config_is_refused_by_key(
     with pytest.raises(InvalidInput, match=message):
         folder.claim(tmp_path, other)
     assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_a_run_from_before_an_option_existed_goes_on(tmp_path: Path, tiny: Make) -> None:
+    config, path = tiny("consistency").as_dict(), tmp_path / "config.toml"
+    folder.claim(tmp_path, config)
+    before = path.read_text().replace("from_epoch = 0\n", "")
+    assert before != path.read_text()
+    path.write_text(before)
+    folder.claim(tmp_path, config)
+    assert path.read_text() == before
+    late = tiny({"name": "consistency", "from_epoch": 1}).as_dict()
+    with pytest.raises(InvalidInput, match=r"method\.from_epoch is 0, and now it is 1"):
+        folder.claim(tmp_path, late)
 
 
 def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:

@@ -95,3 +95,16 @@ def test_a_refused_recipe_keeps_no_fresh_folder(tmp_path: Path, tiny: Make) -> N
     with pytest.raises(InvalidInput, match=r"train\.seed is 1"):
         claimed(out, tiny(), False, here, None).__enter__()
     assert (out / "config.toml").exists()
+
+
+def test_a_refused_recipe_removes_no_file_that_was_there(tmp_path: Path, tiny: Make) -> None:
+    here, out = World(0, 1, torch.device("cpu")), tmp_path / "run"
+    out.mkdir()
+    (out / "labels.tsv").write_text("made by hand")
+    with (
+        pytest.raises(InvalidInput, match="mend it"),
+        claimed(out, tiny(), False, here, None),
+    ):
+        raise InvalidInput("mend it")
+    assert [path.name for path in out.iterdir() if path.name != ".lock"] == ["labels.tsv"]
+    assert (out / "labels.tsv").read_text() == "made by hand"
