@@ -159,7 +159,12 @@ class Update:
         if phase not in self.flat:  # what the network sets up at its first call is not recorded
             self.flat[phase] = None
         elif self.flat[phase] is None:
-            self.flat[phase] = FlatStep(self.core, work, list(batch))
+            try:
+                self.flat[phase] = FlatStep(self.core, work, list(batch))
+            except Exception:  # a network that reads a value, for one
+                if not torch._dynamo.config.suppress_errors:
+                    raise
+                self.records = False  # nobody asked for it: see speed.set_up
         return self.flat[phase]
 
     def _forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:

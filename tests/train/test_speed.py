@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from covprop import methods
 from covprop.errors import InvalidInput
@@ -139,3 +140,27 @@ def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
         train(tiny(epochs=1, compile=True), tmp_path / "asked")
     train(tiny(epochs=1), tmp_path / "auto")
     torch.compiler.reset()
+
+
+def test_a_step_that_cannot_be_flattened_is_left_aside_where_nobody_asked_for_it(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "reads.py"
+    file.write_text(
+        "from torch import nn\n"
+        "class Reads(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        y = super().forward(x.flatten(1))\n"
+        "        return y if y.detach().sum().item() < 1e9 else 2 * y\n"
+        "def build(num_classes):\n"
+        "    return Reads(64, num_classes)\n"
+    )
+    model = {"name": f"{file}:build"}
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, ""))
+    with pytest.raises(InvalidInput, match="tracing tensor"):
+        train(tiny(LINEARIZED, model=model, epochs=1, compile=True), tmp_path / "asked")
+    train(tiny(LINEARIZED, model=model, epochs=1), tmp_path / "auto")
+    monkeypatch.undo()
+    train(tiny(LINEARIZED, model=model, epochs=1, compile=False), tmp_path / "plain")
+    auto, plain = (load_file(tmp_path / n / "model.safetensors") for n in ("auto", "plain"))
+    assert all(torch.equal(auto[name], plain[name]) for name in plain)
