@@ -18,6 +18,8 @@ def write(path: Path, content: bytes) -> Path:
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
     before the name points to them.
     """
+    if os.path.isdir(path):  # also ".", which has no name to write beside
+        raise unwritable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     beside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,11 +28,12 @@ def write(path: Path, content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-        _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise unwritable(path, error) from error
+    with suppress(OSError):  # not every file system syncs folders; the new file is there already
+        _sync_folder(path.parent)
     return path
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,11 @@ def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
 
 
 def test_what_is_no_place_for_a_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        CovpropError, match=r"Cannot write .* \(Is a directory\); give the name of a file"
-    ):
-        files.write(tmp_path, b"")
+    for folder in (tmp_path, Path(), Path("/"), tmp_path / ".."):
+        with pytest.raises(
+            CovpropError, match=r"Cannot write .* \(Is a directory\); give the name of a file"
+        ):
+            files.write(folder, b"")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CovpropError, match=r"x\.json .* choose a place you can write to"):
         files.write(tmp_path / "file" / "x.json", b"")
@@ -50,6 +52,23 @@ def test_a_failing_disk_leaves_the_old_file(
     assert ("free some space" in message) == (code == errno.ENOSPC)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def test_a_folder_that_cannot_be_synced_holds_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems refuse it; the file is in its place by then, so all is well."""
+    path, sync = tmp_path / "file", os.fsync
+
+    def refuse_folders(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    for content in (b"old", b"new"):
+        assert files.write(path, content) == path
+        assert path.read_bytes() == content
 
 
 def test_a_full_disk_for_real(tmp_path: Path) -> None:
