@@ -15,8 +15,8 @@ def place() -> tuple[int, int]:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1"; under torchrun every process
-    gets a GPU of its own."""
+    """ "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1"; of several processes that
+    torchrun started each gets a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -29,7 +29,10 @@ def choose_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use cpu.')
-    index, count = int(os.environ.get("LOCAL_RANK", device.index or 0)), torch.cuda.device_count()
+    # One process alone may choose; several on one GPU could not talk to each other.
+    several = place()[1] > 1 and "LOCAL_RANK" in os.environ
+    index = int(os.environ["LOCAL_RANK"]) if several else device.index or 0
+    count = torch.cuda.device_count()
     if index >= count:
         raise InvalidInput(f"Device cuda:{index} does not exist; this machine has {count} GPUs.")
     return torch.device("cuda", index)

@@ -35,3 +35,14 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert place() == (3, 4)
     assert choose_device("cuda") == torch.device("cuda", 1)
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_a_process_that_torchrun_started_alone_keeps_the_gpu_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("cuda") == torch.device("cuda", 0)
