@@ -149,7 +149,6 @@ class Log(Generic[AnyRow]):
         """Refuse a log made with other settings; note ours beside a new one."""
         meta = self.meta_path
         if not meta.exists():
-            meta.parent.mkdir(parents=True, exist_ok=True)
             if not _complete_lines(_text(self.path))[1:] and not self._read_all():
                 self._write_meta()
                 return
@@ -254,6 +253,10 @@ def _text(path: Path) -> str:
         return ""
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not a text file; choose another file with --out.") from None
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error.strerror}); choose another file with --out."
+        ) from None
 
 
 def _complete_lines(text: str) -> list[str]:

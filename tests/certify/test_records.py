@@ -160,6 +160,18 @@ def test_a_file_of_another_kind_is_refused(path: Path, text: str) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_is_no_place_for_a_log_is_one_sentence(path: Path, world: int) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(InvalidInput, match=r"0.25.tsv cannot be read \(Is a directory\)"):
+        write(path, [0], world=world)
+    (path.parent / "file").write_text("kept")
+    with pytest.raises(InvalidInput, match=r"x.tsv cannot be read \(Not a directory\)"):
+        write(path.parent / "file" / "x.tsv", [0], world=world)
+    assert (path.parent / "file").read_text() == "kept"
+    assert names(path) == [path.name, "file"]
+
+
 def test_damaged_side_files_are_refused(path: Path) -> None:
     write(path, [0, 1])
     journal = path.with_suffix(".rows.jsonl")
