@@ -48,7 +48,7 @@ def accepted(
     """The keyword parameters of a function or class, with evaluated annotations."""
     try:
         signature = inspect.signature(target, eval_str=True)
-    except NameError:  # an own file may annotate with names it does not import
+    except (NameError, AttributeError, TypeError):  # an own file may annotate with anything
         signature = inspect.signature(target)
     return {
         name: parameter
@@ -126,7 +126,8 @@ def check_value(where: str, value: Any, annotation: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _check_union(where, value, args)
     if origin in (tuple, list) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
-        return _check_sequence(where, value, args)
+        found = _check_sequence(where, value, args)
+        return list(found) if origin is list else found
     plain = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     if annotation not in plain:
         return value

@@ -87,3 +87,18 @@ def test_a_call_gets_the_facts_it_asks_for() -> None:
     assert call("net", lambda **all_of_it: all_of_it, facts, {"more": 1}) == {**facts, "more": 1}
     with pytest.raises(InvalidInput, match=r"no option net\.size; net takes width"):
         call("net", lambda classes, width=2: width, facts, {"size": 4})
+
+
+def test_a_list_stays_one_where_the_signature_says_list() -> None:
+    def net(widths: list[int], sizes: tuple[int, ...]) -> None: ...
+
+    given = {"widths": [1, 2], "sizes": [3, 4]}
+    assert check_options("model", given, accepted(net)) == {"widths": [1, 2], "sizes": (3, 4)}
+
+
+@pytest.mark.parametrize("wrong", ["pytest.nonsense", "int | 'Unknown'"])
+def test_annotations_that_cannot_be_evaluated_check_nothing(wrong: str) -> None:
+    def net(width: int = 8) -> None: ...
+
+    net.__annotations__["width"] = wrong
+    assert check_options("model", {"width": "any"}, accepted(net)) == {"width": "any"}

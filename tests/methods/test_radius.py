@@ -142,6 +142,12 @@ def test_a_share_of_the_batch_carries_the_whole_hinge(net: nn.Module, batch: Bat
     assert tiny.radius.isfinite().tolist() == [True] + 7 * [False]
 
 
+@pytest.mark.parametrize("wrong", [{"estimator": "linearised"}, {"preset": "x"}, {"mean": "x"}])
+def test_another_word_is_refused_however_it_is_made(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=f"method.{next(iter(wrong))} must be"):
+        Radius(0.25, (1, 8, 8), **wrong)  # type: ignore[arg-type]
+
+
 def test_share_is_for_linearized() -> None:
     with pytest.raises(InvalidInput, match=r"share must be above 0 and at most 1"):
         build("radius", sigma=0.25, input_shape=SHAPE, estimator="linearized", share=0.0)
