@@ -136,7 +136,8 @@ def forward(mean: Tensor, std: Tensor) -> Tensor:
     channels = mean.shape[1]
     rows, columns = mean.numel() // channels, _columns(channels)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, columns))
-    _forward[grid](mean, std, out, rows, channels, R=ROWS, C=columns, num_warps=WARPS)
+    with torch.cuda.device_of(mean):  # Triton launches on the current device
+        _forward[grid](mean, std, out, rows, channels, R=ROWS, C=columns, num_warps=WARPS)
     return out
 
 

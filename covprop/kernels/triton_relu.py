@@ -79,7 +79,8 @@ def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
     channels = mean.shape[1]
     rows, columns = mean.numel() // channels, _columns(channels)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, columns))
-    _forward[grid](mean, std, out, rows, channels, slope, R=ROWS, C=columns)
+    with torch.cuda.device_of(mean):  # Triton launches on the current device
+        _forward[grid](mean, std, out, rows, channels, slope, R=ROWS, C=columns)
     return out
 
 

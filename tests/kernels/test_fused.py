@@ -69,6 +69,21 @@ def test_triton_is_what_runs_on_a_gpu() -> None:
     assert fused(mean.contiguous(), std) is None  # channels first: the reference
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_that_is_not_the_current_one(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mean, std, grad = inputs(SHAPES[1], dtype, "cuda:1")
+    value, *gradients = reference(mean, std, grad, 0.0, monkeypatch)
+    mean, std = mean.requires_grad_(), std.requires_grad_()
+    out = moment_relu(mean, std, 0.0)
+    found = torch.autograd.grad(out, (mean, std), grad)
+    for ours, expected in zip((out, *found), (value, *gradients), strict=True):
+        assert error(ours, expected) < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
 def test_many_blocks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of different lengths share their work space and add up to one gradient."""
     mean, std, grad = inputs((33, 4, 9, 7), torch.float32, "cpu")
