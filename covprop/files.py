@@ -17,7 +17,7 @@ def write(path: Path, content: bytes) -> Path:
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
     before the name points to them. One process at a time: two that write the same file at once
-    share the name beside it, and one of them may fail.
+    share the name beside it, and one of them may fail or tear the other's.
     """
     if os.path.isdir(path):  # also ".", which has no name to write beside
         raise unwritable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
