@@ -246,27 +246,33 @@ def total_alone(jobs: Sequence[Job]) -> float:
     return math.fsum(job.alone for job in jobs)
 
 
-TIMED_EPOCHS = 3
+CLEAN = 2
+"""Epochs timed of each phase, after one that compiles and records."""
 SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
 """What does not change the price of an epoch in which every part of a method is at work."""
 
 
 def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
-    """Median seconds of an epoch with all of the method at work, and images a second.
+    """Seconds of an epoch, the mean over the run as its recipe divides it, and images a second.
 
-    The first epoch compiles and records, and is left out.
+    A part of the method that begins later (`from_epoch`) costs nothing before: both phases are
+    timed, each by the median of its epochs without the first, which compiles and records.
     """
-    changes = [s for s in job.set if not s.startswith(SELDOM)]
-    changes += [*at_length(job.recipe, TIMED_EPOCHS), "train.eval_every=0"]
+    changes = [s for s in job.set if not s.startswith(SELDOM)] + ["train.eval_every=0"]
     whole = load(job.recipe, changes)
-    for section, options in (("method", whole.method), ("weighting", whole.weighting or {})):
-        changes += [f"{section}.from_epoch=0"] if "from_epoch" in options else []
+    parts = (("method", whole.method), ("weighting", whole.weighting or {}))
+    late = [section for section, options in parts if options.get("from_epoch", 0)]
+    begins = max((dict(parts)[section]["from_epoch"] for section in late), default=0)
+    phase, share = CLEAN + 1, begins / whole.train.epochs
+    changes += at_length(job.recipe, 2 * phase if late else phase)
+    changes += [f"{section}.from_epoch={phase}" for section in late]
     run = folder / job.name
     train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
     torch.compiler.reset()  # the next job's code is other code
     rows = Run(run).metrics()
-    seconds = [float(row["seconds"]) for row in rows]
-    return (
-        median(after - before for before, after in itertools.pairwise(seconds)),
-        median(float(row["images_per_second"]) for row in rows[1:]),
-    )
+    took = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise([{"seconds": 0.0}, *rows])]
+    seconds = median(took[-CLEAN:])
+    if late:
+        seconds = share * median(took[1:phase]) + (1 - share) * seconds
+    images = rows[-1]["images_per_second"] * took[-1]
+    return seconds, images / seconds

@@ -121,6 +121,8 @@ class Wave:
         self.environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
 
     def _wanted(self, job: Job) -> bool:
+        if self.options.alone:  # finished or not
+            return True
         if self.options.also:
             return bool(job.also) and (self.folder / job.folder / "model.safetensors").exists()
         for folder in (self.folder, Path("results") / self.name):

@@ -4,6 +4,8 @@ import argparse
 import json
 import tarfile
 import time
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
         minutes=10.0,
         startup=1.0,
         again=False,
+        alone=False,
         also=False,
         go_on=False,
     )
@@ -136,11 +139,38 @@ def test_nothing_is_started_without_time_for_it(
 def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
     (good, *_) = jobs.read_wave(options.wave)
     seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)
-    lines = (options.runs / "alone/good/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = _metrics(options.runs / "alone/good")
     assert len(rows) == 3
     assert seconds == pytest.approx((rows[2]["seconds"] - rows[0]["seconds"]) / 2)
-    assert speed == pytest.approx(sum(row["images_per_second"] for row in rows[1:]) / 2)
+    images = rows[2]["images_per_second"] * (rows[2]["seconds"] - rows[1]["seconds"])
+    assert speed == pytest.approx(images / seconds)
+
+
+def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -> None:
+    changes = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=2")
+    (job, *_) = jobs.read_wave(options.wave)
+    job = replace(job, recipe="digits/radius-0.25", set=changes)  # its term begins at half
+    seconds, _ = results.epoch_seconds(job, options.runs / "alone", None)
+    rows = _metrics(options.runs / "alone/good")
+    config = tomllib.loads((options.runs / "alone/good/config.toml").read_text())
+    assert (config["train"]["epochs"], config["method"]["from_epoch"]) == (6, 3)
+    at = [row["seconds"] for row in rows]
+    assert seconds == pytest.approx(((at[2] - at[0]) / 2 + (at[5] - at[3]) / 2) / 2)
+
+
+def _metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_alone_times_also_what_is_done(options: argparse.Namespace) -> None:
+    options.wave.write_text(WAVE.split('[[job]]\nname = "bad"')[0])
+    options.alone = True
+    home = options.runs / "first/good-seed0"
+    home.mkdir(parents=True)
+    (home / "run.json").write_text('{"status": "done"}')
+    results.Wave(options, jobs.read_wave(options.wave)).time_alone()
+    header, row = (options.runs / "first/timing.tsv").read_text().splitlines()
+    assert dict(zip(header.split("\t"), row.split("\t"), strict=True))["job"] == "good"
 
 
 def test_links_make_an_epoch_longer(tmp_path: Path) -> None:
