@@ -34,7 +34,7 @@ class Run:
 
     @property
     def sigma(self) -> float:
-        """The noise level the run was trained with."""
+        """The noise level the run was trained for."""
         return float(self._fact("noise", "sigma"))
 
     @property

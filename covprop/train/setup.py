@@ -129,7 +129,7 @@ def build_method(
 ) -> tuple[methods.Method, methods.RadiusWeights | None]:
     """The recipe's method, and the weights of the training images where it asks for them."""
     assert recipe.data.image_shape is not None
-    place: dict[str, Any] = {"sigma": recipe.noise.sigma, "input_shape": recipe.data.image_shape}
+    place: dict[str, Any] = {"sigma": recipe.noise.training, "input_shape": recipe.data.image_shape}
     method = methods.build(**recipe.method, **place)
     if recipe.weighting is None:
         return method, None
@@ -154,7 +154,7 @@ def build_step(
         images=images,
         num_classes=recipe.data.num_classes,
         noise_rate=labels.rate if recipe.labels.rate is None else recipe.labels.rate,
-        sigma=recipe.noise.sigma,
+        sigma=recipe.noise.training,
         input_shape=recipe.data.image_shape,
         new_network=lambda: build_model(recipe, "second network"),
     )

@@ -86,6 +86,7 @@ def test_a_plain_value_names_another_thing_and_drops_its_options(file: Path) -> 
         ("weighting=loss", r'must be "none", "radius" or "probability"'),
         ("noise.sigma=0", r"noise\.sigma must be above 0"),
         ("noise.sigma=-1", r"noise\.sigma must be above 0"),
+        ("noise.share=0", r"noise\.share must be above 0"),
         ("train.epochs=0", r"train\.epochs must be at least 1"),
         ("method.weight=much", r"method\.weight must be a number, not 'much'"),
         ("trian.epochs=3", r'no section "trian" \(did you mean "train"\?\)'),

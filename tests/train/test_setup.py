@@ -11,6 +11,7 @@ from covprop import data, methods
 from covprop.errors import CovpropError, InvalidInput
 from covprop.train import Recipe
 from covprop.train.distributed import World
+from covprop.train.options import NoiseOptions
 from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
 
 Make = Callable[..., Recipe]
@@ -63,6 +64,16 @@ def test_weights_need_a_radius_whatever_the_method(tiny: Make) -> None:
     plain, none = build_method(with_facts(tiny(), images), len(images), cpu)
     assert isinstance(plain, methods.Gaussian)
     assert none is None
+
+
+def test_training_draws_its_share_of_the_noise(tiny: Make) -> None:
+    images, cpu = data.load("digits", "train"), torch.device("cpu")
+    recipe = dataclasses.replace(tiny(), noise=NoiseOptions(sigma=0.4, share=0.75))
+    recipe = with_facts(recipe, images)
+    method, _ = build_method(recipe, len(images), cpu)
+    assert isinstance(method, methods.Gaussian)
+    assert method.sigma == pytest.approx(0.3)
+    assert recipe.noise.sigma == 0.4  # what it is certified with
 
 
 def test_one_trainer_a_folder(tmp_path: Path, tiny: Make) -> None:
