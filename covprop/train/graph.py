@@ -70,6 +70,9 @@ def capture(
         torch.cuda.synchronize()
         _release(pool)
         raise
+    # Recording hands the generators' seeds to the graph on its own stream, which could come after
+    # the first replay's.
+    here.wait_stream(stream)
     return Captured(graph, work)
 
 
