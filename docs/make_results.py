@@ -13,19 +13,17 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
+from result_points import Point, base_name, failures, points, tried
 from scipy.special import ndtri
 
 from covprop.data import DATASETS
 from covprop.report.cells import duration
-from covprop.report.read import read
-from covprop.report.seeds import Group, by_recipe
-from covprop.report.summary import Agreement, Summary, summarize
+from covprop.report.summary import Agreement, Summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -34,80 +32,6 @@ PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 ABSENT = "Not run yet.\n"
 THRESHOLDS = (0.45, 0.50, 0.55)
-
-
-@dataclass(frozen=True)
-class Point:
-    """Runs of one recipe with what their run.json and the wave's timing say."""
-
-    group: Group
-    facts: dict[str, Any]
-    alone: float | None  # seconds of an epoch with the machine to itself
-
-    @property
-    def first(self) -> Summary:
-        return self.group.members[0]
-
-    @property
-    def name(self) -> str:
-        return str(self.facts["name"])
-
-    @property
-    def seconds(self) -> float | None:
-        """Training: epochs × seconds of an epoch alone, or else what the clock said."""
-        epochs = self.first.certification.epochs
-        if self.alone is not None and epochs is not None:
-            return epochs * self.alone
-        return self.group.train_seconds
-
-    @property
-    def training(self) -> str:
-        if self.seconds is None:
-            return "–"
-        beside = int(self.facts["side_by_side"])
-        shared = "" if self.alone is not None or beside == 1 else f" ({beside} side by side)"
-        return duration(self.seconds) + shared
-
-
-TIMED_IN = {
-    **dict.fromkeys(("cifar10-0.50", "cifar10-1.00", "time-to-acr"), "cifar10-0.25"),
-    **{"mnist-0.50": "mnist-0.25", "svhn-0.50": "svhn-0.25"},
-}
-"""Waves whose jobs cost as much as those of another: noise has no price."""
-
-
-def points(wave: str, also: bool = False) -> list[Point]:
-    """Everything certified of a wave, in the order of its jobs' names.
-
-    With `also`, a run that was certified in several ways is there once for each of them.
-    """
-    folder = RESULTS / wave
-    if not any(folder.glob("*/certify_*.tsv")):
-        return []
-    _, summaries = summarize(read([folder])[0])
-    timing = alone_seconds(wave)
-    found = []
-    for group in by_recipe(summaries):
-        run = group.members[0].certification.path.parent / "run.json"
-        facts = json.loads(run.read_text(encoding="utf-8"))
-        main = group.members[0].certification.path.name.startswith("certify_sigma_")
-        if facts["status"] == "done" and (main or also):
-            found.append(Point(group, facts, timing.get(base_name(facts["name"]))))
-    return found
-
-
-def base_name(job: str) -> str:
-    """A job's name without its length: one timing serves all lengths."""
-    return re.sub(r"-\d+epochs$", "", job)
-
-
-def alone_seconds(wave: str) -> dict[str, float]:
-    """Seconds of an epoch by job from timing.tsv; empty where none was measured."""
-    path = RESULTS / wave / "timing.tsv"
-    if not path.is_file():
-        return alone_seconds(TIMED_IN[wave]) if wave in TIMED_IN else {}
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    return {base_name(row[0]): float(row[1]) for row in rows}
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> str:
@@ -137,7 +61,7 @@ def samples(summary: Summary) -> str:
 
 def table(wave: str) -> str:
     """The rows of a wave with certified accuracies and training time, published ones below."""
-    found = points(wave, also=True)
+    found = points(RESULTS, wave, also=True)
     if not found:
         return ABSENT
     sigma = found[0].first.certification.sigma or 0.0
@@ -154,7 +78,11 @@ def table(wave: str) -> str:
             shares.append(f"{100 * float(np.mean(reached)):.1f}")
         shown = [plus_minus(point), str(len(point.group.members)), *shares, point.training]
         shown += [str(c.epochs), f"{len(c.rows):,}", samples(point.first)]
-        rows.append([f"`{point.name}`", *shown])
+        rows.append([f"`{point.name}`{changed(point.facts)}", *shown])
+    blank = ["–"] * len(radii)
+    for facts in failures(RESULTS, wave):
+        ended = [facts["why"], "1", *blank, "–", str(facts["epochs"]), "–", "–"]
+        rows.append([f"`{facts['name']}`{changed(facts)}", *ended])
     titles = ["job", "ACR", "seeds", *(f"r = {r:g}" for r in radii), "training", "epochs"]
     titles += ["images", "N"]
     c = found[0].first.certification
@@ -168,9 +96,15 @@ def table(wave: str) -> str:
             " N is the mean over all images; images whose guess was wrong, which "
             "count as 0 whatever follows, got none."
         )
-    save(f"results-{wave}.png", certified_curves([p.first for p in points(wave)]))
+    save(f"results-{wave}.png", certified_curves([p.first for p in points(RESULTS, wave)]))
     picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
     return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
+
+
+def changed(facts: dict[str, Any]) -> str:
+    """What else a job changed in its recipe, where its name says nothing of it."""
+    _, changes = tried(facts)
+    return "" if changes == "–" else f" ({changes})"
 
 
 def published(data: str, sigma: float) -> str:
@@ -190,23 +124,15 @@ def log(wave: str) -> str:
     """Everything that was tried, best first, failures last."""
     rows = [
         [f"`{point.name}`", *tried(point.facts), plus_minus(point), point.training]
-        for point in sorted(points(wave), key=lambda p: -p.group.acr[0])
+        for point in sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
     ]
-    for file in sorted((RESULTS / wave).glob("*/run.json")):
-        facts = json.loads(file.read_text(encoding="utf-8"))
-        if facts["status"] != "done":
-            rows.append([f"`{facts['name']}`", *tried(facts), facts["status"], "–"])
+    rows += [
+        [f"`{facts['name']}`", *tried(facts), facts["why"], "–"]
+        for facts in failures(RESULTS, wave)
+    ]
     if not rows:
         return ABSENT
     return grid(["job", "recipe", "changed", "ACR", "training"], rows)
-
-
-def tried(facts: dict[str, Any]) -> list[str]:
-    """The recipe and what was changed in it, apart from its length and seed."""
-    usual = ("train.seed=", "train.epochs=", "method.from_epoch=", "train.milestones=")
-    usual += ("data.holdout=",)
-    changes = [change for change in facts["set"] if not change.startswith(usual)]
-    return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
 
 
 def time_table(wave: str) -> str:
@@ -215,9 +141,13 @@ def time_table(wave: str) -> str:
     The runs of the table of CIFAR-10 at σ = 0.25 are points as well.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
-    short = points(wave)
+    short = points(RESULTS, wave)
     methods = {"macer", *(base_name(point.name) for point in short)}
-    longer = [p for p in points("cifar10-0.25") if base_name(p.name) in methods] if short else []
+    longer = (
+        [p for p in points(RESULTS, "cifar10-0.25") if base_name(p.name) in methods]
+        if short
+        else []
+    )
     for point in [*short, *longer]:
         if point.seconds is not None:
             place = (point.seconds, point.group.acr[0])
@@ -241,7 +171,7 @@ def first_above(curve: list[tuple[float, float]], threshold: float) -> str:
 
 def truth(wave: str) -> str:
     """Estimated against certified radius of every trained model of a wave."""
-    found = [(p, a) for p in points(wave) for a in p.first.agreements]
+    found = [(p, a) for p in points(RESULTS, wave) for a in p.first.agreements]
     if not found:
         return ABSENT
     rows = []
@@ -282,7 +212,7 @@ def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]
 def large(wave: str) -> str:
     """Images a second at 224 pixels, and the time of a full run worked out from it."""
     rows = []
-    for point in points(wave):
+    for point in points(RESULTS, wave):
         facts = point.facts
         data = str(facts["recipe"]).split("/")[0]
         recipe = tomllib.loads((ROOT / "recipes" / f"{facts['recipe']}.toml").read_text())

@@ -11,11 +11,11 @@ What was not published (batch sizes of the small sets, augmentation) is the fiel
 Under minutes/: the same methods with one short schedule for all (one-cycle, batch 256, a network
 with batch norm), which one GPU trains in minutes; learning rates are the published ones, scaled to
 the batch. `late` is Consistency that begins after a third of the run, `weighted`
-plain training with every image weighted by its estimated radius in the last third.
+plain training with every image weighted by its estimated radius in the last third. `radius-steps`
+and `radius-reference-steps` are the paper's method with its own learning rates (steps at 1/2, when
+its term is switched on, and 3/4) and no norm, in as many epochs.
 
-Under noisy/: labels made wrong on purpose, with the schedule of that literature (Adam, 200 epochs,
-lr falling to 0 from epoch 80, or 100 on CIFAR-100, where its first beta becomes 0.1), one network
-for all methods. It pools by average, since a maximum has no covariance rule.
+Under noisy/: see make_noisy.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covprop.train.toml import dumps
+from make_noisy import Config, noisy_recipes
 
-Config = dict[str, dict[str, Any]]
+from covprop.train.toml import dumps
 
 SIGMAS = {
     "mnist": (0.25, 0.5),
@@ -129,6 +129,10 @@ MINUTES: dict[str, dict[str, Any]] = {
         **{"name": "radius", "estimator": "linearized", "mean": "sample"},
         **{"weight": 1.0, "offset": 1.0},
     },
+    "radius-steps": {"name": "radius", "estimator": "shared", "preset": "paper", "weight": 4.0},
+    "radius-reference-steps": {
+        **{"name": "radius", "estimator": "shared", "preset": "reference", "weight": 4.0}
+    },
     "late": {"name": "consistency", "samples": 2, "entropy": 0.5},
     "weighted": {"name": "gaussian", "samples": 1},
 }
@@ -175,7 +179,11 @@ def minutes(data: str, method: str, sigma: float) -> Config:
     if data == "mnist":
         config["train"] |= {"lr": 0.02, "precision": "fp32", "channels_last": False}
     else:
-        config["model"]["norm"] = "batch"
+        config["model"]["norm"] = "none" if method.endswith("-steps") else "batch"
+    if method.endswith("-steps"):
+        # 0.01 at batch 128.
+        config["train"] |= {"lr": 0.02, "nesterov": False, "schedule": "step", "gamma": 0.1}
+        config["train"]["milestones"] = [epochs // 2, epochs * 3 // 4]
     if data == "cifar10":
         config["data"]["augment"] = "crop-flip"
     return config
@@ -222,86 +230,6 @@ SMALL = {
 }
 
 
-NOISY: dict[str, dict[str, Any]] = {
-    "plain": {"name": "plain"},
-    "bootstrap-hard": {"name": "bootstrap", "kind": "hard", "beta": 0.8},
-    "bootstrap-soft": {"name": "bootstrap", "kind": "soft", "beta": 0.95},
-    "smodel": {"name": "smodel", "pretrain": 30},
-    "decoupling": {"name": "decoupling"},
-    "mentornet": {"name": "mentornet", "ramp": 10},
-    "coteaching": {"name": "coteaching", "ramp": 10},
-    "truncated": {"name": "truncated", "q": 0.7, "k": 0.5, "from_epoch": 40, "refresh": 10},
-    "radius-largest": {"name": "radius", "end": "largest", "drop": 0.1, "from_epoch": 60},
-    "radius-smallest": {"name": "radius", "end": "smallest", "drop": 0.1, "from_epoch": 60},
-    # Not the paper's: by the radius of the label, within every label, a tenth more than are wrong.
-    "radius-label": {
-        **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
-        **{"from_epoch": 30, "weight": 0.0},
-    },
-    # The same choice after a start through the S-model's layer, which keeps what is not chosen.
-    "radius-layer": {
-        **{"name": "radius", "end": "smallest", "of": "label", "drop": 0.55, "per_class": True},
-        **{"layer": 30, "from_epoch": 60, "weight": 0.0},
-    },
-}
-NOISY_DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-HALVED = ("from_epoch", "refresh", "pretrain", "layer")
-"""Epochs that shrink with the run on the digits, which is half as long."""
-
-
-def noisy(data: str, method: str) -> Config:
-    """One experiment with 45 % pair flips."""
-    small, cifar = data == "digits", data.startswith("cifar")
-    options = dict(NOISY[method])
-    if options["name"] == "radius":
-        options.setdefault("weight", 0.5)
-    if small:
-        options |= {key: options[key] // 2 for key in HALVED if key in options}
-    config: Config = {
-        "data": {"name": data},
-        "labels": {"name": "pair", "rate": 0.45, "seed": 0},
-        "model": {"name": "cnn9"} if cifar else {"name": "lenet", "width": 16 if small else 32},
-        "noise": {"sigma": 0.1 if small or cifar else 0.25},
-        "method": options,
-        "train": {
-            "epochs": 100 if small else 200,
-            "batch_size": 64 if small else 128,
-            "optimizer": "adamw",
-            "lr": 0.001,
-            "weight_decay": 0.0,
-            "schedule": "linear",
-            "decay_from": {"digits": 40, "cifar100": 100}.get(data, 80),
-            "late_beta1": 0.1,
-        },
-    }
-    if cifar:
-        config["train"] |= {"precision": "bf16", "channels_last": True}
-    if options.get("layer"):
-        config["noise"]["sigma"] = 0.02  # enough to rank by; more slows the start down
-    return config
-
-
-def noisy_paper(data: str) -> Config:
-    """The paper's own schedule for its method, as far as it is told."""
-    config = noisy(data, "radius-largest")
-    config["model"] = {"name": "preact_resnet18", "norm": "none"}
-    config["noise"]["sigma"] = 0.25
-    config["method"]["weight"] = 4.0
-    config["train"] = {
-        "epochs": 120,
-        "batch_size": 128,
-        "lr": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "schedule": "step",
-        "milestones": [30, 60, 90],
-        "gamma": 0.1,
-        "precision": "bf16",
-        "channels_last": True,
-    }
-    return config
-
-
 def recipes() -> dict[str, str]:
     """Name -> text of every recipe; the first line is the command that runs it."""
     texts = {}
@@ -319,14 +247,9 @@ def recipes() -> dict[str, str]:
                 name = f"{data}/minutes/{method}-{sigma:.2f}"
                 command = f"# covprop train {name} --data DATA\n\n"
                 texts[name] = command + dumps(minutes(data, method, sigma))
-    for data in NOISY_DATA:
-        configs = {method: noisy(data, method) for method in NOISY}
-        if data.startswith("cifar"):
-            configs["radius-paper"] = noisy_paper(data)
-        for method, config in configs.items():
-            name = f"noisy/{data}/{method}-pair-0.45"
-            where = "" if data == "digits" else " --data DATA"
-            texts[name] = f"# covprop noisy {name}{where}\n\n{dumps(config)}"
+    for name, config in noisy_recipes().items():
+        where = "" if config["data"]["name"] == "digits" else " --data DATA"
+        texts[name] = f"# covprop noisy {name}{where}\n\n{dumps(config)}"
     return texts
 
 

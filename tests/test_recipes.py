@@ -1,6 +1,7 @@
 """Every shipped recipe is complete, valid and what the script that wrote it says."""
 
 import importlib.util
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,11 @@ def _script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(FOLDER))  # it has a second part beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
     return module
 
 

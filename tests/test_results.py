@@ -38,8 +38,8 @@ def add_run(
     config = (folder / "config.toml").read_text().replace("digits", data)
     lr = sum(map(ord, job))  # recipes of different jobs differ
     (folder / "config.toml").write_text(config + f"\n[train]\nlr = {lr}\nseed = {seed}\n")
-    record = {"name": job, "status": "done", "recipe": "imagenet/gaussian-0.50", "side_by_side": 3}
-    changes = {"set": ["train.epochs=3", "train.lr=0.2", "train.seed=0"]}
+    record = {"name": job, "status": "done", "recipe": "imagenet/gaussian-0.50", "epochs": 3}
+    changes = {"set": ["train.epochs=3", "train.lr=0.2", "train.seed=0"], "side_by_side": 3}
     (folder / "run.json").write_text(json.dumps(record | changes | facts))
     return log
 
@@ -163,6 +163,11 @@ def test_the_log_keeps_failures(make: ModuleType, tmp_path: Path) -> None:
     text = make.log("wave")
     assert lines(text, "a`")[0][2] == "`train.lr=0.2`"
     assert lines(text, "b`")[0][3] == "failed"
+    table = make.table("wave")
+    assert lines(table, "b`")[0][1] == "failed"
+    said = tmp_path / "wave/b-seed0/job.log"
+    said.write_text("epoch 1\ncovprop: Training diverged in epoch 7 at step 2")
+    assert lines(make.table("wave"), "b`")[0][1] == "diverged in epoch 7"
 
 
 def test_a_full_run_is_worked_out(make: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""The runs of a wave under results/, with what is known of each: for make_results.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covprop.report.cells import duration
+from covprop.report.read import read
+from covprop.report.seeds import Group, by_recipe
+from covprop.report.summary import Summary, summarize
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs of one recipe with what their run.json and the wave's timing say."""
+
+    group: Group
+    facts: dict[str, Any]
+    alone: float | None  # seconds of an epoch with the machine to itself
+
+    @property
+    def first(self) -> Summary:
+        return self.group.members[0]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+    @property
+    def seconds(self) -> float | None:
+        """Training: epochs × seconds of an epoch alone, or else what the clock said."""
+        epochs = self.first.certification.epochs
+        if self.alone is not None and epochs is not None:
+            return epochs * self.alone
+        return self.group.train_seconds
+
+    @property
+    def training(self) -> str:
+        if self.seconds is None:
+            return "–"
+        beside = int(self.facts["side_by_side"])
+        shared = "" if self.alone is not None or beside == 1 else f" ({beside} side by side)"
+        return duration(self.seconds) + shared
+
+
+TIMED_IN = {
+    **dict.fromkeys(("cifar10-0.50", "cifar10-1.00", "time-to-acr"), "cifar10-0.25"),
+    **{"mnist-0.50": "mnist-0.25", "svhn-0.50": "svhn-0.25"},
+}
+"""Waves whose jobs cost as much as those of another: noise has no price."""
+
+
+def points(results: Path, wave: str, also: bool = False) -> list[Point]:
+    """Everything certified of a wave, in the order of its jobs' names.
+
+    With `also`, a run that was certified in several ways is there once for each of them.
+    """
+    folder = results / wave
+    if not any(folder.glob("*/certify_*.tsv")):
+        return []
+    _, summaries = summarize(read([folder])[0])
+    timing = alone_seconds(results, wave)
+    found = []
+    for group in by_recipe(summaries):
+        run = group.members[0].certification.path.parent / "run.json"
+        facts = json.loads(run.read_text(encoding="utf-8"))
+        main = group.members[0].certification.path.name.startswith("certify_sigma_")
+        if facts["status"] == "done" and (main or also):
+            found.append(Point(group, facts, timing.get(base_name(facts["name"]))))
+    return found
+
+
+def base_name(job: str) -> str:
+    """A job's name without its length: one timing serves all lengths."""
+    return re.sub(r"-\d+epochs$", "", job)
+
+
+def alone_seconds(results: Path, wave: str) -> dict[str, float]:
+    """Seconds of an epoch by job from timing.tsv; empty where none was measured."""
+    path = results / wave / "timing.tsv"
+    if not path.is_file():
+        return alone_seconds(results, TIMED_IN[wave]) if wave in TIMED_IN else {}
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    return {base_name(row[0]): float(row[1]) for row in rows}
+
+
+def tried(facts: dict[str, Any]) -> list[str]:
+    """The recipe and what was changed in it, apart from its length and seed."""
+    usual = ("train.seed=", "train.epochs=", "method.from_epoch=", "train.milestones=")
+    usual += ("data.holdout=",)
+    changes = [change for change in facts["set"] if not change.startswith(usual)]
+    return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
+
+
+def failures(results: Path, wave: str) -> list[dict[str, Any]]:
+    """What run.json says of the jobs that did not end, and `why`, in the program's own words."""
+    found = []
+    for file in sorted((results / wave).glob("*/run.json")):
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        if facts["status"] != "done":
+            said = file.with_name("job.log")
+            lines = said.read_text(encoding="utf-8").splitlines() if said.is_file() else []
+            why = re.search(r"diverged in epoch \d+", lines[-1]) if lines else None
+            found.append(facts | {"why": why[0] if why else facts["status"]})
+    return found
