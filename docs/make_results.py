@@ -96,7 +96,8 @@ def table(wave: str) -> str:
             " N is the mean over all images; images whose guess was wrong, which "
             "count as 0 whatever follows, got none."
         )
-    save(f"results-{wave}.png", certified_curves([p.first for p in points(RESULTS, wave)]))
+    summaries = [p.first for p in points(RESULTS, wave)]
+    save(f"results-{wave}.png", lambda: certified_curves(summaries))
     picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
     return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
 
@@ -159,7 +160,7 @@ def time_table(wave: str) -> str:
         reached = [first_above(sorted(curve), t) for t in THRESHOLDS]
         best = max(acr for _, acr in curve)
         rows.append([f"`{name}`", *reached, f"{best:.3f}", duration(max(s for s, _ in curve))])
-    save("time-to-acr.png", time_to_acr(curves, THRESHOLDS))
+    save("time-to-acr.png", lambda: time_to_acr(curves, THRESHOLDS))
     titles = ["job", *(f"ACR {t:.2f}" for t in THRESHOLDS), "best ACR", "longest run"]
     return grid(titles, rows) + "\n![ACR against seconds](figures/time-to-acr.png)\n"
 
@@ -184,7 +185,8 @@ def truth(wave: str) -> str:
         agree = [number(value) for value in (agreement.pearson, agreement.spearman)]
         spread = " / ".join(map(number, (low, median, high)))
         rows.append([f"`{point.name}`", agreement.estimator, *means, *agree, spread])
-    save(f"calibration-{wave}.png", calibration([(p.name, p.first) for p, _ in found]))
+    models = [(p.name, p.first) for p, _ in found]
+    save(f"calibration-{wave}.png", lambda: calibration(models))
     titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
     picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
     left_out = any(p.first.certification.rows.skipped.any() for p, _ in found)
@@ -235,9 +237,9 @@ KINDS: dict[str, Callable[[str], str]] = {
 }
 
 
-def save(name: str, content: bytes) -> None:
+def save(name: str, draw: Callable[[], bytes]) -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
-    (FIGURES / name).write_bytes(content)
+    (FIGURES / name).write_bytes(draw())
 
 
 def pages() -> Iterator[tuple[Path, str]]:
