@@ -157,7 +157,7 @@ def minutes(data: str, method: str, sigma: float) -> Config:
     if options["name"] == "macer":
         options["weight"] = 4.0 if sigma == 0.5 else 12.0
         if data == "mnist":
-            options |= {"weight": 16.0, "from_epoch": epochs // 3}
+            options["weight"] = 16.0
     if options["name"] == "radius":
         # The share of the run after which the paper switches its term on; ours bears it earlier.
         options["from_epoch"] = epochs // (5 if method == "radius-linearized" else 2)
