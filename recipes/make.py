@@ -102,7 +102,7 @@ def _radius(config: Config, sigma: float, large: bool) -> None:
 
 def _reference(config: Config, sigma: float, large: bool) -> None:
     _radius(config, sigma, large)
-    config["method"] |= {"name": "radius", "preset": "reference"}
+    config["method"] |= {"name": "radius", "estimator": "shared", "preset": "reference"}
     if large:
         config["train"]["lr"] = 1e-3 if config["data"]["name"] == "imagenet" else 1e-4
 
@@ -211,9 +211,24 @@ SMALL = {
     "consistency": ({"name": "consistency", "weight": 10.0}, 30),
     "macer": ({"name": "macer", "samples": 16, "weight": 4.0, "beta": 4.0, "from_epoch": 10}, 30),
     "smoothadv": ({"name": "smoothadv", "epsilon": 0.5, "steps": 2}, 30),
-    "radius": ({"name": "radius", "preset": "paper", "weight": 4.0, "from_epoch": 15}, 30),
+    "radius": (
+        {
+            "name": "radius",
+            "estimator": "shared",
+            "preset": "paper",
+            "weight": 4.0,
+            "from_epoch": 15,
+        },
+        30,
+    ),
     "radius-reference": (
-        {"name": "radius", "preset": "reference", "weight": 0.5, "from_epoch": 15},
+        {
+            "name": "radius",
+            "estimator": "shared",
+            "preset": "reference",
+            "weight": 0.5,
+            "from_epoch": 15,
+        },
         30,
     ),
     "radius-linearized": (

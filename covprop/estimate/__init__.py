@@ -35,7 +35,7 @@ ESTIMATORS: dict[str, Callable[..., Margin]] = {
 
 
 def margin(
-    model: nn.Module, x: Tensor, sigma: float, estimator: str = "shared", **options: Any
+    model: nn.Module, x: Tensor, sigma: float, estimator: str = "linearized", **options: Any
 ) -> Margin:
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
 

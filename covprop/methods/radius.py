@@ -32,6 +32,10 @@ OVERRIDES = (
     "products",
 )
 """Options that replace the preset's field of that name; see `covprop.Settings` for each."""
+OF_SIGMA = tuple(
+    name for name in OVERRIDES if name not in ("offset", "hinge_in_sigma", "soft_term")
+)
+"""Those that mean nothing where no Σ is propagated."""
 
 CALIBRATION_IMAGES = 32
 CALIBRATION_MOMENTUM = 0.9
@@ -41,21 +45,24 @@ CALIBRATION_MOMENTUM = 0.9
 class Radius:
     """Cross-entropy(μ, y) + λ · max(0, Γ − estimated radius) where the prediction is right.
 
-    The mean of the logits μ and their covariance come from one of three estimators: `shared`
-    (the paper's one Σ a layer), `calibrated` (the same, its variances corrected by measured ones,
-    an exponential average over the steps), or `linearized` (σ²‖∇ₓ margin‖² at the noisy image).
+    The mean of the logits μ and their covariance come from one of three estimators: `linearized`
+    (σ²‖∇ₓ margin‖² at the noisy image), which stays true while it is maximised and is the default;
+    `shared` (the paper's one Σ a layer), which a network learns to fool; `calibrated` (the same,
+    its variances corrected by measured ones, an exponential average over the steps).
 
     Args:
         estimator: where the margin's variance comes from.
-        preset: "paper" (the text) or "reference" (its authors' code); the options named like
-            fields of `covprop.Settings` override single fields of it.
+        preset: of the paper's method, with `shared` or `calibrated`: "paper" (the text, the
+            default there) or "reference" (its authors' code); the options named like fields of
+            `covprop.Settings` override single fields of it.
         weight: λ, switched on at epoch `from_epoch`; before that, and with 0, only the
             cross-entropy is left and no covariance reaches the loss.
-        offset: Γ, where the hinge ends.
+        offset: Γ, where the hinge ends. Default: 1 with `linearized`, else the preset's.
         mean: what the cross-entropy and the margin see. "sample": the network's own logits of
             x + noise; "noisy": moments propagated from x + noise; "clean": moments propagated
             from x. `linearized` always takes the network's own logits, at x + noise or at x.
-            Default: "clean" for the paper's preset, "noisy" for the reference's.
+            Default: "sample" with `linearized`, "clean" for the paper's preset, "noisy" for the
+            reference's.
         share: of each batch, how much `linearized` computes the radius of, the first images of it.
             Their hinge counts 1/share, so that its mean over the batch stays what it is; the
             others have no radius. A step then costs about 1 + share plain ones instead of 2. The
@@ -66,9 +73,9 @@ class Radius:
 
     sigma: float
     input_shape: tuple[int, int, int]
-    estimator: Literal["shared", "calibrated", "linearized"] = "shared"
-    preset: Literal["paper", "reference"] = "paper"
-    weight: NotNegative = 4.0
+    estimator: Literal["shared", "calibrated", "linearized"] = "linearized"
+    preset: Literal["paper", "reference"] | None = None
+    weight: NotNegative = 1.0
     from_epoch: int = 0
     mean: Literal["sample", "noisy", "clean"] | None = None
     offset: float | None = None
@@ -95,11 +102,21 @@ class Radius:
             self.share == 1 or self.estimator == "linearized",
             f'method.share goes with method.estimator = "linearized", not "{self.estimator}".',
         )
+        linearized = self.estimator == "linearized"
+        given = [name for name in ("preset", *OF_SIGMA) if getattr(self, name) is not None]
+        require(
+            not linearized or not given,
+            f'method.{"".join(given[:1])} is about a propagated Σ; add method.estimator = "shared" '
+            '(or "calibrated").',
+        )
+        base = PAPER.but(offset=1.0) if linearized else PRESETS[self.preset or "paper"]
         changes = {name: getattr(self, name) for name in OVERRIDES}
-        self.settings: Settings = PRESETS[self.preset].but(
+        self.settings: Settings = base.but(
             **{name: value for name, value in changes.items() if value is not None}
         )
-        if self.mean is None:
+        if self.mean is None and linearized:
+            self.mean = "sample"
+        elif self.mean is None:
             self.mean = "noisy" if self.settings.noisy_mean else "clean"
 
     def __call__(
@@ -124,8 +141,7 @@ class Radius:
 
     def phase(self, epoch: int) -> Hashable | None:
         """Whether the radius counts; None where steps measure something on the way."""
-        measures = self.estimator == "calibrated" or self.settings.r_max == "estimated"
-        if measures and self.estimator != "linearized":
+        if self.estimator == "calibrated" or self.settings.r_max == "estimated":
             return None
         return self.weight > 0 and epoch >= self.from_epoch
 

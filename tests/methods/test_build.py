@@ -21,8 +21,9 @@ VARIANTS = [
     ("smoothadv", {"steps": 2}),
     ("consistency", {}),
     ("radius", {}),
-    ("radius", {"preset": "reference"}),
-    ("radius", {"mean": "sample"}),
+    ("radius", {"estimator": "shared"}),
+    ("radius", {"estimator": "shared", "preset": "reference"}),
+    ("radius", {"estimator": "shared", "mean": "sample"}),
     ("radius", {"estimator": "calibrated", "mean": "noisy"}),
     ("radius", {"estimator": "linearized", "mean": "noisy"}),
 ]
@@ -51,7 +52,7 @@ def test_shapes_gradients_and_seeds(name: str, options: dict, net: nn.Module, ba
 
     again = _run(name, options, net, batch)
     torch.testing.assert_close(again.per_sample, losses.per_sample, rtol=0, atol=0)
-    if options.get("mean", "noisy") != "clean" and (name, options) != ("radius", {}):
+    if (name, options) != ("radius", {"estimator": "shared"}):  # whose mean is the clean image's
         other = _run(name, options, net, batch, seed=4)
         assert not torch.equal(other.per_sample, losses.per_sample)
 
@@ -155,7 +156,7 @@ def test_log_mean_softmax_survives_large_logits() -> None:
         ("radius", {"preset": "book"}, "preset must be one of"),
         ("radius", {"mean": "dirty"}, "mean must be one of"),
         ("radius", {"weight": -1.0}, "weight must be at least 0"),
-        ("radius", {"r_max": 2.0}, "r_max is 2.0"),
+        ("radius", {"estimator": "shared", "r_max": 2.0}, "r_max is 2.0"),
         ("radius", {"_prop": None}, "no option method._prop"),
         ("gaussian", {"sigma": 0.0}, "sigma is 0.0"),
     ],

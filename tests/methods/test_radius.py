@@ -1,5 +1,6 @@
 import copy
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ def _labels_partly_right(net: nn.Module, batch: Batch) -> Batch:
 @pytest.mark.parametrize("mean", ["sample", "noisy", "clean"])
 def test_shared_loss_by_hand(net: nn.Module, batch: Batch, mean: str) -> None:
     x, y = _labels_partly_right(net, batch)
-    method = Radius(sigma=0.25, input_shape=SHAPE, mean=mean, weight=3.0, offset=1.0, r_max=0.1)
+    options = {"mean": mean, "weight": 3.0, "offset": 1.0, "r_max": 0.1}
+    method = Radius(sigma=0.25, input_shape=SHAPE, estimator="shared", **options)
     losses = _run(method, net, (x, y))
     prop = Propagator(net, 0.25, SHAPE, PAPER.but(r_max=0.1))
     out = prop(x if mean == "clean" else x + _noise())
@@ -59,7 +61,8 @@ def test_shared_loss_by_hand(net: nn.Module, batch: Batch, mean: str) -> None:
 def test_reference_preset_by_hand(net: nn.Module, batch: Batch) -> None:
     """No σ in the hinge, a wider denominator, and the soft term; Σ without gradient."""
     x, y = _labels_partly_right(net, batch)
-    method = Radius(sigma=0.25, input_shape=SHAPE, preset="reference", weight=2.0)
+    options = {"estimator": "shared", "preset": "reference", "weight": 2.0}
+    method = Radius(sigma=0.25, input_shape=SHAPE, **options)
     losses = _run(method, net, (x, y))
     out = Propagator(net, 0.25, SHAPE, REFERENCE)(x + _noise())
     assert not out.cov.requires_grad
@@ -152,7 +155,7 @@ def test_share_is_for_linearized() -> None:
     with pytest.raises(InvalidInput, match=r"share must be above 0 and at most 1"):
         build("radius", sigma=0.25, input_shape=SHAPE, estimator="linearized", share=0.0)
     with pytest.raises(InvalidInput, match="share goes with"):
-        Radius(0.25, SHAPE, share=0.5)
+        Radius(0.25, SHAPE, estimator="shared", share=0.5)
 
 
 @pytest.mark.parametrize("estimator", ["shared", "linearized"])
@@ -168,15 +171,29 @@ def test_weight_is_switched_on_at_its_epoch(net: nn.Module, batch: Batch, estima
 
 
 def test_settings_come_from_the_preset_and_the_overrides() -> None:
-    method = Radius(0.25, SHAPE, preset="reference", r_max=0.3, soft_term=False, offset=2.0)
-    assert method.settings == REFERENCE.but(r_max=0.3, soft_term=False, offset=2.0)
+    changes = {"r_max": 0.3, "soft_term": False, "offset": 2.0}
+    method = Radius(0.25, SHAPE, estimator="shared", preset="reference", **changes)
+    assert method.settings == REFERENCE.but(**changes)
     assert method.mean == "noisy"
-    assert Radius(0.25, SHAPE).settings == PAPER
-    assert Radius(0.25, SHAPE).mean == "clean"
+    paper = Radius(0.25, SHAPE, estimator="shared")
+    assert (paper.settings, paper.mean) == (PAPER, "clean")
+
+
+def test_the_default_is_the_estimator_that_stays_true() -> None:
+    method = Radius(0.25, SHAPE)
+    assert (method.estimator, method.mean) == ("linearized", "sample")
+    assert method.settings == PAPER.but(offset=1.0)
+    assert Radius(0.25, SHAPE, offset=0.5).settings.offset == 0.5
+
+
+@pytest.mark.parametrize("given", [{"preset": "paper"}, {"r_max": 0.1}, {"products": "float32"}])
+def test_what_is_said_of_a_covariance_needs_one(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"method.{next(iter(given))} is about a propagated Σ"):
+        Radius(0.25, SHAPE, **given)
 
 
 def test_propagator_is_built_once_a_model(net: nn.Module, batch: Batch) -> None:
-    method = Radius(sigma=0.25, input_shape=SHAPE)
+    method = Radius(sigma=0.25, input_shape=SHAPE, estimator="shared")
     _run(method, net, batch)
     first = method.propagator(net)
     _run(method, net, batch)
@@ -191,7 +208,7 @@ def test_functional_call_sees_the_weights_given(net: nn.Module, batch: Batch) ->
         def __init__(self) -> None:
             super().__init__()
             self.net = net
-            self.method = Radius(sigma=0.25, input_shape=SHAPE)
+            self.method = Radius(sigma=0.25, input_shape=SHAPE, estimator="shared")
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return _run(self.method, self.net, (x, y)).per_sample
@@ -223,7 +240,8 @@ def test_measurements_go_through_a_checkpoint(net: nn.Module, batch: Batch) -> N
 
 
 def test_r_max_is_measured_anew_each_epoch(net: nn.Module, batch: Batch) -> None:
-    method = Radius(sigma=0.25, input_shape=SHAPE, r_max="estimated", mean="sample")
+    options = {"estimator": "shared", "r_max": "estimated", "mean": "sample"}
+    method = Radius(sigma=0.25, input_shape=SHAPE, **options)
     _run(method, net, batch, epoch=0)
     first = method.propagator(net).r_max
     _run(method, net, batch, epoch=0, seed=2)

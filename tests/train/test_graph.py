@@ -86,7 +86,14 @@ def same(one: Path, two: Path) -> bool:
         ({"ema": 0.9, "optimizer": "sgd", "clip_norm": 0.5}, 1),
         ({"method": {"name": "macer", "samples": 2, "from_epoch": 1}}, 2),
         ({"method": {"name": "consistency", "from_epoch": 1}}, 2),
-        ({"method": {"name": "radius", "from_epoch": 2}, "late_beta1": 0.1, "decay_from": 1}, 3),
+        (
+            {
+                "method": {"name": "radius", "estimator": "shared", "from_epoch": 2},
+                "late_beta1": 0.1,
+                "decay_from": 1,
+            },
+            3,
+        ),
         ({"weighting": {"name": "radius", "from_epoch": 2}, "channels_last": True}, 2),
         ({"method": {"name": "smoothadv", "steps": 1, "warmup": 2}}, 2),
         ({"method": {"name": "radius", "estimator": "calibrated", "weight": 0.5}}, 0),
@@ -178,9 +185,8 @@ def test_phases() -> None:
     assert phases("macer", weight=0.0) == [False] * 4
     assert phases("smoothadv", warmup=2) == [0.5, 1, 1, 1]
     assert phases("radius", from_epoch=2) == [False, False, True, True]
-    assert phases("radius", estimator="linearized", r_max="estimated") == [True] * 4
+    assert phases("radius", estimator="shared", r_max="estimated") == [None] * 4
     assert phases("radius", estimator="calibrated") == [None] * 4
-    assert phases("radius", r_max="estimated") == [None] * 4
 
 
 def test_what_says_nothing_has_a_phase_for_every_epoch() -> None:

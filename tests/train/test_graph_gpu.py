@@ -83,9 +83,26 @@ SGD = {"optimizer": "sgd", "lr": 0.05}
         ({"method": {"name": "consistency", "from_epoch": 1}, **SGD}, 2),
         ({"method": {"name": "macer", "samples": 4, "from_epoch": 1}, **SGD}, 2),
         ({"method": {"name": "smoothadv", "steps": 2, "warmup": 2}, **SGD}, 2),
-        ({"method": {"name": "radius", "weight": 0.5}, **SGD}, 1),
-        ({"method": {"name": "radius", "weight": 0.5, "from_epoch": 1}, **SGD}, 2),
-        ({"method": {"name": "radius", "mean": "sample", "weight": 0.1}, **SGD}, 1),
+        ({"method": {"name": "radius", "estimator": "shared", "weight": 0.5}, **SGD}, 1),
+        (
+            {
+                "method": {"name": "radius", "estimator": "shared", "weight": 0.5, "from_epoch": 1},
+                **SGD,
+            },
+            2,
+        ),
+        (
+            {
+                "method": {
+                    "name": "radius",
+                    "estimator": "shared",
+                    "mean": "sample",
+                    "weight": 0.1,
+                },
+                **SGD,
+            },
+            1,
+        ),
         ({"weighting": {"name": "radius", "from_epoch": 1}, **SGD}, 2),
         ({"weighting": {"name": "radius", "from_epoch": 1, "by": "sampling"}, **SGD}, 2),
         ({"ema": 0.9, **SGD}, 1),
