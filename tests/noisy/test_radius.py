@@ -57,7 +57,8 @@ def test_the_loss_is_the_training_method_s() -> None:
     """With the hinge, and nobody left out, it is `methods.Radius` on the network's own logits."""
     model, data = network(), batch()
     mine = build("radius", task=task(), weight=2.0, of="label")(model, data, 0, noise.stream(7))
-    other = methods.Radius(SIGMA, (1, 2, 2), weight=2.0, mean="sample")(
+    shared = {"estimator": "shared", "mean": "sample", "weight": 2.0}
+    other = methods.Radius(SIGMA, (1, 2, 2), **shared)(
         model, data.x, data.y, epoch=0, generator=noise.stream(7)
     )
     torch.testing.assert_close(mine.per_sample, other.per_sample)
