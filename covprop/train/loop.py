@@ -93,13 +93,13 @@ class Trainer:
         self.steps = len(train_data) // self.options.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
-        layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
-        self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
         speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
-        self.recipe = recipe = set_up(recipe, speed, here)
+        self.recipe = recipe = set_up(recipe, speed, self.core, here)
         self.options = recipe.train
+        layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
+        self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
         self.optimizer = optimizer(self.core, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
         self.update = Update(

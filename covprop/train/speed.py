@@ -6,6 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from covprop.kernels import HAVE_TRITON
 from covprop.train.distributed import World
@@ -17,6 +18,10 @@ from covprop.train.step import Step
 # Σ 3.47 instead of 6.11: the minute is back after 45,000 and 23,000 steps.
 COMPILE_FROM = 50_000
 """Steps of a whole run from which `train.compile = "auto"` compiles."""
+NARROW = 16
+"""Fewer channels than this into a 1×1 convolution with a stride, channels last, on a CPU: oneDNN
+(3.x, in torch 2.11 and 2.13) writes past its memory in the backward pass, which crashes, hangs or
+gives wrong gradients."""
 
 
 class Speed(NamedTuple):
@@ -43,11 +48,13 @@ def speed_of(recipe: Recipe, core: Step, here: World, steps: int) -> Speed:
     recorded = f"not recorded ({against})" if against else "recorded as a CUDA graph"
     fused = f"{'' if compiled else 'not '}compiled (train.compile = {asked}{why})"
     line = f"Steps are {recorded} and {fused}." if gpu or compiled else ""
-    return Speed(not against, compiled, line)
+    if options.channels_last and not _lasts(core, here):
+        line = f"{line} channels_last is left off: this network would crash with it on a CPU."
+    return Speed(not against, compiled, line.strip())
 
 
-def set_up(recipe: Recipe, speed: Speed, here: World) -> Recipe:
-    """Set torch's own switches; the recipe with the answer in the place of "auto"."""
+def set_up(recipe: Recipe, speed: Speed, core: Step, here: World) -> Recipe:
+    """Set torch's own switches; the recipe as it is run, with the answer in the place of "auto"."""
     options = recipe.train
     if options.precision == "bf16":  # what autocast leaves in float32, Σ above all
         torch.set_float32_matmul_precision("high")
@@ -56,7 +63,20 @@ def set_up(recipe: Recipe, speed: Speed, here: World) -> Recipe:
     if speed.compile:
         # What nobody asked for is left aside where it fails, for want of a C compiler for one.
         torch._dynamo.config.suppress_errors = options.compile == "auto"
-    return dataclasses.replace(recipe, train=dataclasses.replace(options, compile=speed.compile))
+    last = options.channels_last and _lasts(core, here)
+    options = dataclasses.replace(options, compile=speed.compile, channels_last=last)
+    return dataclasses.replace(recipe, train=options)
+
+
+def _lasts(core: Step, here: World) -> bool:
+    """Whether the network bears channels last here; see `NARROW`."""
+    return here.device.type != "cpu" or not any(
+        isinstance(layer, nn.Conv2d)
+        and set(layer.kernel_size) == {1}
+        and max(layer.stride) > 1
+        and layer.in_channels // layer.groups < NARROW
+        for layer in core.modules()
+    )
 
 
 def _against_recording(recipe: Recipe, core: Step, here: World) -> str:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from covprop import methods
 from covprop.errors import InvalidInput
+from covprop.models import build
 from covprop.train import Recipe, load, loop, speed, train
 from covprop.train.distributed import World
 from covprop.train.speed import COMPILE_FROM, Speed, speed_of
@@ -70,6 +71,22 @@ def test_the_whole_line(tiny: Make) -> None:
         "Steps are not recorded (train.fast = false) and not compiled "
         "(train.compile = auto, only where steps are recorded)."
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "device", "last"), [(8, "cpu", False), (16, "cpu", True), (8, "cuda", True)]
+)
+def test_a_narrow_network_keeps_its_layout_on_a_cpu(
+    tiny: Make, width: int, device: str, last: bool
+) -> None:
+    """Its shortcuts are 1×1 convolutions with a stride, whose gradient breaks there."""
+    net = build("preact_resnet18", num_classes=10, image_shape=(3, 32, 32), width=width)
+    core = TrainStep(net, methods.build("gaussian", sigma=0.25, input_shape=(3, 32, 32)))
+    recipe, here = tiny(channels_last=True, fast=False), World(0, 1, torch.device(device))
+    found = speed_of(recipe, core, here, 100)
+    assert speed.set_up(recipe, found, core, here).train.channels_last == last
+    assert ("channels_last is left off" in found.line) == (not last)
+    assert "channels_last" not in speed_of(tiny(), core, here, 100).line
 
 
 def test_elsewhere(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
