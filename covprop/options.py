@@ -107,6 +107,22 @@ def call(
     return target(**known, **check_options(section, given, own))
 
 
+def check_fields(section: str, thing: Any) -> None:
+    """Every field of a dataclass against its type, however it was made; 1 for a float becomes 1.0.
+
+    Example:
+        >>> from dataclasses import make_dataclass
+        >>> thing = make_dataclass("Copies", [("samples", Annotated[int, Range(1)])])(samples=0)
+        >>> check_fields("method", thing)
+        Traceback (most recent call last):
+        ...
+        covprop.errors.InvalidInput: method.samples must be at least 1, not 0.
+    """
+    for name, parameter in accepted(type(thing)).items():
+        value = check_value(f"{section}.{name}", getattr(thing, name), _type_of(parameter))
+        object.__setattr__(thing, name, value)
+
+
 def check_value(where: str, value: Any, annotation: Any) -> Any:
     """`value` as the annotated type, or InvalidInput naming the key."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)

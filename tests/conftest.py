@@ -1,5 +1,6 @@
 """Shared set-up: reproducible torch, one thread a worker, profiles for hypothesis."""
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -10,6 +11,7 @@ import covprop  # noqa: F401  (registers the rules)
 from covprop.propagate import registry
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 hypothesis.settings.register_profile(
     "covprop", deadline=None, max_examples=25, derandomize=True, print_blob=True
 )

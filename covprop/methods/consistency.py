@@ -1,12 +1,14 @@
 """Consistency regularisation (Jeong and Shin 2020): noisy copies must agree with their mean."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, require
+from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of
 from covprop.methods.gaussian import mean_cross_entropy
+from covprop.options import NotNegative, Positive, Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,14 @@ class Consistency:
         (False, True)
     """
 
-    sigma: float
-    samples: int = 2
-    weight: float = 20.0
-    entropy: float = 0.5
+    sigma: Positive
+    samples: Annotated[int, Range(2)] = 2
+    weight: NotNegative = 20.0
+    entropy: NotNegative = 0.5
     from_epoch: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            self.samples >= 2, f"method.samples must be at least 2 to compare, not {self.samples}."
-        )
-        require(self.weight >= 0, f"method.weight must be at least 0, not {self.weight}.")
-        require(self.entropy >= 0, f"method.entropy must be at least 0, not {self.entropy}.")
+        check_fields("method", self)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, logits_of
-from covprop.options import Range
+from covprop.options import Positive, Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,11 @@ class Gaussian:
         torch.Size([4])
     """
 
-    sigma: float
+    sigma: Positive
     samples: Annotated[int, Range(1)] = 1
+
+    def __post_init__(self) -> None:
+        check_fields("method", self)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

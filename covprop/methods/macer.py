@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, logits_of
-from covprop.options import NotNegative, Positive, Range
+from covprop.options import NotNegative, Positive, Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,15 @@ class Macer:
         from_epoch: the radius term is left out in earlier epochs.
     """
 
-    sigma: float
+    sigma: Positive
     samples: Annotated[int, Range(1)] = 16
     weight: NotNegative = 12.0
     gamma: Positive = 8.0
     beta: Positive = 16.0
     from_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields("method", self)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

@@ -12,7 +12,7 @@ from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, draw, logits_of, require
 from covprop.noise import seeded
-from covprop.options import NotNegative, Range, accepted, check_value
+from covprop.options import NotNegative, Positive, Range, check_fields
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
 from covprop.radius import RadiusLoss, estimated_radius, hinge, ratio
@@ -71,7 +71,7 @@ class Radius:
     To weight each image's loss by its radius as well, or instead, see `covprop.methods.weighting`.
     """
 
-    sigma: float
+    sigma: Positive
     input_shape: tuple[int, int, int]
     estimator: Literal["shared", "calibrated", "linearized"] = "linearized"
     preset: Literal["paper", "reference"] | None = None
@@ -95,9 +95,7 @@ class Radius:
     _measured: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("estimator", "preset", "mean"):  # a slip would mean another one, unsaid
-            kind = accepted(Radius)[name].annotation
-            check_value(f"method.{name}", getattr(self, name), kind)
+        check_fields("method", self)
         require(
             self.share == 1 or self.estimator == "linearized",
             f'method.share goes with method.estimator = "linearized", not "{self.estimator}".',

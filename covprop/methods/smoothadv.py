@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
-from covprop.options import Positive, Range
+from covprop.options import Positive, Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,14 @@ class SmoothAdv:
         warmup: over that many epochs the allowed norm rises linearly to epsilon.
     """
 
-    sigma: float
+    sigma: Positive
     samples: Annotated[int, Range(1)] = 2
     epsilon: Positive = 1.0
     steps: Annotated[int, Range(1)] = 10
     warmup: Annotated[int, Range(0)] = 10
+
+    def __post_init__(self) -> None:
+        check_fields("method", self)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covprop import noise
+from covprop import methods, noise
 from covprop.errors import InvalidInput
 from covprop.methods import METHODS, build
 from covprop.methods.base import draw, log_mean_softmax, logits_of
@@ -168,3 +168,20 @@ def test_mistakes_are_one_sentence(name: str, options: dict, message: str) -> No
 
 def test_registry_covers_the_variants_tested() -> None:
     assert {name for name, _ in VARIANTS} == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "sentence"),
+    [
+        (methods.Gaussian, {"sigma": 0.0}, "method.sigma must be above 0"),
+        (methods.Macer, {"sigma": 0.25, "samples": 0}, "method.samples must be at least 1"),
+        (methods.SmoothAdv, {"sigma": 0.25, "epsilon": "1"}, "method.epsilon must be a number"),
+        (methods.Consistency, {"sigma": 0.25, "weight": -1}, "method.weight must be at least 0"),
+    ],
+)
+def test_a_method_made_by_hand_is_checked_as_well(
+    method: type, options: dict, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        method(**options)
+    assert type(methods.Consistency(sigma=1, weight=3).weight) is float
