@@ -1,6 +1,7 @@
 """Shared set-up: reproducible torch, one thread a worker, profiles for hypothesis."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -11,7 +12,9 @@ import covprop  # noqa: F401  (registers the rules)
 from covprop.propagate import registry
 
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
+# For the processes that tests start: one thread, and Ctrl-C, which a background job ignores.
+os.environ["OMP_NUM_THREADS"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile(
     "covprop", deadline=None, max_examples=25, derandomize=True, print_blob=True
 )

@@ -96,7 +96,7 @@ class Trainer:
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
-        self.recipe = recipe = set_up(recipe, speed, self.core, here)
+        self.recipe = recipe = set_up(recipe, speed, here)
         self.options = recipe.train
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]

@@ -38,8 +38,7 @@ class NoiseOptions:
     """[noise]: standard deviation of the Gaussian noise on the [0, 1] pixel scale.
 
     `sigma` is what the run is made for: the noise it is evaluated, estimated and certified with.
-    Training draws `share` of it: Consistency does better with a little less than it is certified
-    with.
+    Training draws `share` of it, and a method's estimated radius is then one for that noise too.
     """
 
     sigma: Positive

@@ -20,8 +20,8 @@ COMPILE_FROM = 50_000
 """Steps of a whole run from which `train.compile = "auto"` compiles."""
 NARROW = 16
 """Fewer channels than this into a 1×1 convolution with a stride, channels last, on a CPU: oneDNN
-(3.x, in torch 2.11 and 2.13) writes past its memory in the backward pass, which crashes, hangs or
-gives wrong gradients."""
+(in torch 2.11 and 2.13) writes past its memory in the backward pass. Here that crashed;
+its issue 6035 also tells of runs that hang and of wrong gradients."""
 
 
 class Speed(NamedTuple):
@@ -29,6 +29,7 @@ class Speed(NamedTuple):
 
     record: bool
     compile: bool
+    channels_last: bool
     line: str
 
 
@@ -48,12 +49,13 @@ def speed_of(recipe: Recipe, core: Step, here: World, steps: int) -> Speed:
     recorded = f"not recorded ({against})" if against else "recorded as a CUDA graph"
     fused = f"{'' if compiled else 'not '}compiled (train.compile = {asked}{why})"
     line = f"Steps are {recorded} and {fused}." if gpu or compiled else ""
-    if options.channels_last and not _lasts(core, here):
+    last = options.channels_last and not _crashes(core, here)
+    if options.channels_last and not last:
         line = f"{line} channels_last is left off: this network would crash with it on a CPU."
-    return Speed(not against, compiled, line.strip())
+    return Speed(not against, compiled, last, line.strip())
 
 
-def set_up(recipe: Recipe, speed: Speed, core: Step, here: World) -> Recipe:
+def set_up(recipe: Recipe, speed: Speed, here: World) -> Recipe:
     """Set torch's own switches; the recipe as it is run, with the answer in the place of "auto"."""
     options = recipe.train
     if options.precision == "bf16":  # what autocast leaves in float32, Σ above all
@@ -63,14 +65,13 @@ def set_up(recipe: Recipe, speed: Speed, core: Step, here: World) -> Recipe:
     if speed.compile:
         # What nobody asked for is left aside where it fails, for want of a C compiler for one.
         torch._dynamo.config.suppress_errors = options.compile == "auto"
-    last = options.channels_last and _lasts(core, here)
-    options = dataclasses.replace(options, compile=speed.compile, channels_last=last)
+    options = dataclasses.replace(options, compile=speed.compile, channels_last=speed.channels_last)
     return dataclasses.replace(recipe, train=options)
 
 
-def _lasts(core: Step, here: World) -> bool:
-    """Whether the network bears channels last here; see `NARROW`."""
-    return here.device.type != "cpu" or not any(
+def _crashes(core: Step, here: World) -> bool:
+    """Whether the network cannot be trained channels last here; see `NARROW`."""
+    return here.device.type == "cpu" and any(
         isinstance(layer, nn.Conv2d)
         and set(layer.kernel_size) == {1}
         and max(layer.stride) > 1

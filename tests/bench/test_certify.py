@@ -90,4 +90,4 @@ def test_on_a_gpu() -> None:
     replayed = by_name["covprop, bf16, replayed"]
     assert replayed.samples == 4196
     assert replayed.images == 16
-    assert replayed.share > 0
+    assert 0 < replayed.share < 1

@@ -84,13 +84,13 @@ def test_a_narrow_network_keeps_its_layout_on_a_cpu(
     core = TrainStep(net, methods.build("gaussian", sigma=0.25, input_shape=(3, 32, 32)))
     recipe, here = tiny(channels_last=True, fast=False), World(0, 1, torch.device(device))
     found = speed_of(recipe, core, here, 100)
-    assert speed.set_up(recipe, found, core, here).train.channels_last == last
+    assert speed.set_up(recipe, found, here).train.channels_last == last
     assert ("channels_last is left off" in found.line) == (not last)
     assert "channels_last" not in speed_of(tiny(), core, here, 100).line
 
 
 def test_elsewhere(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(tiny(), LONG, "cpu") == (False, False, "")
+    assert found(tiny(), LONG, "cpu") == (False, False, False, "")
     asked = found(tiny(compile=True), 7, "cpu")
     assert asked[:2] == (False, True)
     assert asked.line.startswith("Steps are not recorded (on a GPU only) and compiled")
@@ -136,7 +136,7 @@ def test_a_run_asks_about_all_its_steps_however_often_it_is_continued(
 
 
 def test_the_run_says_so(tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, False, "Steps are plain."))
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, False, False, "Steps are plain."))
     said = StringIO()
     train(tiny(epochs=1), tmp_path, console=Console(file=said, width=200))
     assert said.getvalue().splitlines()[0] == "Steps are plain."
@@ -151,7 +151,7 @@ def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
-    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, ""))
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, False, ""))
     torch.compiler.reset()
     with pytest.raises(TorchDynamoException, match="C compiler"):
         train(tiny(epochs=1, compile=True), tmp_path / "asked")
@@ -173,7 +173,7 @@ def test_a_step_that_cannot_be_flattened_is_left_aside_where_nobody_asked_for_it
         "    return Reads(64, num_classes)\n"
     )
     model = {"name": f"{file}:build"}
-    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, ""))
+    monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, True, False, ""))
     with pytest.raises(InvalidInput, match="tracing tensor"):
         train(tiny(LINEARIZED, model=model, epochs=1, compile=True), tmp_path / "asked")
     train(tiny(LINEARIZED, model=model, epochs=1), tmp_path / "auto")
