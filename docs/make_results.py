@@ -144,11 +144,8 @@ def time_table(wave: str) -> str:
     curves: dict[str, list[tuple[float, float]]] = {}
     short = points(RESULTS, wave)
     methods = {"macer", *(base_name(point.name) for point in short)}
-    longer = (
-        [p for p in points(RESULTS, "cifar10-0.25") if base_name(p.name) in methods]
-        if short
-        else []
-    )
+    whole = points(RESULTS, "cifar10-0.25") if short else []
+    longer = [point for point in whole if base_name(point.name) in methods]
     for point in [*short, *longer]:
         if point.seconds is not None:
             place = (point.seconds, point.group.acr[0])

@@ -102,7 +102,7 @@ def _radius(config: Config, sigma: float, large: bool) -> None:
 
 def _reference(config: Config, sigma: float, large: bool) -> None:
     _radius(config, sigma, large)
-    config["method"] |= {"name": "radius", "estimator": "shared", "preset": "reference"}
+    config["method"] |= {"name": "radius", "preset": "reference"}
     if large:
         config["train"]["lr"] = 1e-3 if config["data"]["name"] == "imagenet" else 1e-4
 
@@ -129,19 +129,18 @@ MINUTES: dict[str, dict[str, Any]] = {
         **{"name": "radius", "estimator": "linearized", "mean": "sample"},
         **{"weight": 1.0, "offset": 1.0},
     },
-    "radius-steps": {"name": "radius", "estimator": "shared", "preset": "paper", "weight": 4.0},
-    "radius-reference-steps": {
-        **{"name": "radius", "estimator": "shared", "preset": "reference", "weight": 4.0}
-    },
     "late": {"name": "consistency", "samples": 2, "entropy": 0.5},
     "weighted": {"name": "gaussian", "samples": 1},
 }
+STEPS = "-steps"
+"""After the name of one of the paper's: with its own learning rates, and no norm."""
 MINUTES_EPOCHS = {"mnist": 40, "svhn": 30, "cifar10": 60}
 
 
 def minutes(data: str, method: str, sigma: float) -> Config:
     """One experiment that a single GPU does in minutes."""
-    epochs, options = MINUTES_EPOCHS[data], dict(MINUTES[method])
+    steps = method.endswith(STEPS)
+    epochs, options = MINUTES_EPOCHS[data], dict(MINUTES[method.removesuffix(STEPS)])
     config: Config = {
         "data": {"name": data},
         "model": {"name": "lenet"} if data == "mnist" else {"name": "preact_resnet18"},
@@ -179,8 +178,8 @@ def minutes(data: str, method: str, sigma: float) -> Config:
     if data == "mnist":
         config["train"] |= {"lr": 0.02, "precision": "fp32", "channels_last": False}
     else:
-        config["model"]["norm"] = "none" if method.endswith("-steps") else "batch"
-    if method.endswith("-steps"):
+        config["model"]["norm"] = "none" if steps else "batch"
+    if steps:
         # 0.01 at batch 128.
         config["train"] |= {"lr": 0.02, "nesterov": False, "schedule": "step", "gamma": 0.1}
         config["train"]["milestones"] = [epochs // 2, epochs * 3 // 4]
@@ -258,7 +257,8 @@ def recipes() -> dict[str, str]:
                 start = "torchrun --nproc-per-node=8 -m covprop" if data in LARGE else "covprop"
                 command = f"# {start} train {name} --data DATA\n\n"
                 texts[name] = command + dumps(published(data, method, sigma))
-            for method in MINUTES if data in MINUTES_EPOCHS else ():
+            both = (f"radius{STEPS}", f"radius-reference{STEPS}")
+            for method in (*MINUTES, *both) if data in MINUTES_EPOCHS else ():
                 name = f"{data}/minutes/{method}-{sigma:.2f}"
                 command = f"# covprop train {name} --data DATA\n\n"
                 texts[name] = command + dumps(minutes(data, method, sigma))
