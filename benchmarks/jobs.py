@@ -27,22 +27,20 @@ What `set` says stands as it is; only phases that the recipe itself names scale 
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
-
-import torch
+from typing import IO, Any
 
 from covprop.errors import InvalidInput
 from covprop.names import nearest
-from covprop.run import Run
-from covprop.train import load, train
+from covprop.train import load
 
 KEYS = (
     *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
@@ -246,33 +244,32 @@ def total_alone(jobs: Sequence[Job]) -> float:
     return math.fsum(job.alone for job in jobs)
 
 
-CLEAN = 2
-"""Epochs timed of each phase, after one that compiles and records."""
-SELDOM = ("train.seed=", "train.epochs=", "train.milestones=", "method.from_epoch=")
-"""What does not change the price of an epoch in which every part of a method is at work."""
+@dataclass
+class Running:
+    """A job under way: its commands still to come, and what the finished ones took."""
 
+    job: Job
+    folder: Path
+    commands: list[list[str]]
+    log: IO[bytes]
+    began: float = field(default_factory=time.monotonic)
+    step_began: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
 
-def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:
-    """Seconds of an epoch, the mean over the run as its recipe divides it, and images a second.
+    def start(self, environment: dict[str, str]) -> None:
+        """Start the next command."""
+        self.step_began = time.monotonic()
+        words = [sys.executable, "-m", "covprop", *self.commands[0]]
+        self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log, env=environment)
 
-    A part of the method that begins later (`from_epoch`) costs nothing before: both phases are
-    timed, each by the median of its epochs without the first, which compiles and records.
-    """
-    changes = [s for s in job.set if not s.startswith(SELDOM)] + ["train.eval_every=0"]
-    whole = load(job.recipe, changes)
-    parts = (("method", whole.method), ("weighting", whole.weighting or {}))
-    late = [section for section, options in parts if options.get("from_epoch", 0)]
-    begins = max((dict(parts)[section]["from_epoch"] for section in late), default=0)
-    phase, share = CLEAN + 1, begins / whole.train.epochs
-    changes += at_length(job.recipe, 2 * phase if late else phase)
-    changes += [f"{section}.from_epoch={phase}" for section in late]
-    run = folder / job.name
-    train(load(job.recipe, changes), run, data_root=data, restart=(run / "state.pt").exists())
-    torch.compiler.reset()  # the next job's code is other code
-    rows = Run(run).metrics()
-    took = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise([{"seconds": 0.0}, *rows])]
-    seconds = median(took[-CLEAN:])
-    if late:
-        seconds = share * median(took[1:phase]) + (1 - share) * seconds
-    images = rows[-1]["images_per_second"] * took[-1]
-    return seconds, images / seconds
+    def step_done(self) -> int | None:
+        """Exit code of the command under way, once it ended; its seconds are then known."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code is not None:
+            verb, *words = self.commands.pop(0)
+            if "--out" in words and verb == "certify":
+                verb = Path(words[-1]).stem  # one of several
+            self.seconds[verb] = round(time.monotonic() - self.step_began, 2)
+        return code

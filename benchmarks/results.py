@@ -30,11 +30,11 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
 
-from jobs import SELDOM, Job, Pace, epoch_seconds, read_wave, repeated, total_alone
+from alone import epoch_seconds, price
+from jobs import Job, Pace, Running, read_wave, repeated, total_alone
 
 from covprop.bench import machine
 from covprop.device import choose_device
@@ -68,37 +68,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--also", action="store_true", help="certify finished runs further")
     parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
     return parser.parse_args()
-
-
-@dataclass
-class Running:
-    """A job under way: its commands still to come, and what the finished ones took."""
-
-    job: Job
-    folder: Path
-    commands: list[list[str]]
-    log: IO[bytes]
-    began: float = field(default_factory=time.monotonic)
-    step_began: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self, environment: dict[str, str]) -> None:
-        """Start the next command."""
-        self.step_began = time.monotonic()
-        words = [sys.executable, "-m", "covprop", *self.commands[0]]
-        self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log, env=environment)
-
-    def step_done(self) -> int | None:
-        """Exit code of the command under way, once it ended; its seconds are then known."""
-        assert self.process is not None
-        code = self.process.poll()
-        if code is not None:
-            verb, *words = self.commands.pop(0)
-            if "--out" in words and verb == "certify":
-                verb = Path(words[-1]).stem  # one of several
-            self.seconds[verb] = round(time.monotonic() - self.step_began, 2)
-        return code
 
 
 class Wave:
@@ -254,10 +223,9 @@ class Wave:
         lines = ["job\tseconds_per_epoch\timages_per_second\tratio_to_first\tdevice"]
         first, seen = 0.0, set()
         for job in self.waiting:
-            key = (job.recipe, tuple(s for s in job.set if not s.startswith(SELDOM)))
-            if key in seen:
+            if price(job) in seen:
                 continue
-            seen.add(key)
+            seen.add(price(job))
             try:
                 seconds, speed = epoch_seconds(job, self.folder / "alone", self.options.data)
             except CovpropError as error:

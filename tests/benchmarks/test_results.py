@@ -12,6 +12,7 @@ import pytest
 from scripts import benchmark
 
 jobs = benchmark("jobs")
+benchmark("alone")
 results = benchmark("results")
 
 WAVE = """
@@ -149,13 +150,18 @@ def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
 def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -> None:
     changes = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=2")
     (job, *_) = jobs.read_wave(options.wave)
-    job = replace(job, recipe="digits/radius-0.25", set=changes)  # its term begins at half
+    job = replace(job, recipe="digits/radius-0.25", set=changes)
     seconds, _ = results.epoch_seconds(job, options.runs / "alone", None)
     rows = _metrics(options.runs / "alone/good")
     config = tomllib.loads((options.runs / "alone/good/config.toml").read_text())
     assert (config["train"]["epochs"], config["method"]["from_epoch"]) == (6, 3)
     at = [row["seconds"] for row in rows]
-    assert seconds == pytest.approx(((at[2] - at[0]) / 2 + (at[5] - at[3]) / 2) / 2)
+    before, after = (at[2] - at[0]) / 2, (at[5] - at[3]) / 2
+    assert seconds == pytest.approx(0.25 * before + 0.75 * after)  # from epoch 2 of 8 on
+    longer = ("model.width=4", "train.device=cpu", "train.epochs=16", "method.from_epoch=4")
+    assert results.price(replace(job, set=longer)) == results.price(job)
+    later = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=6")
+    assert results.price(replace(job, set=later)) != results.price(job)
 
 
 def _metrics(run: Path) -> list[dict[str, float]]:
