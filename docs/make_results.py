@@ -3,7 +3,8 @@
     python docs/make_results.py
 
 What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
-in the README; all else is written by hand and stays. A wave that was not run says so.
+in the README; all else is written by hand and stays. A wave that was not run says so. After the
+wave of a table, names of jobs make it a table of these alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs" / "figures"
 PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
-BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w. -]+) -->\n)(.*?)(<!-- end -->)", re.S)
 ABSENT = "Not run yet.\n"
 THRESHOLDS = (0.45, 0.50, 0.55)
 
@@ -59,9 +60,13 @@ def samples(summary: Summary) -> str:
     return f"{c.samples:,.0f} of {most}{delta}"
 
 
-def table(wave: str) -> str:
+def table(wave: str, *only: str) -> str:
     """The rows of a wave with certified accuracies and training time, published ones below."""
-    found = points(RESULTS, wave, also=True)
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
+    found = [point for point in points(RESULTS, wave, also=True) if wanted(point.name)]
     if not found:
         return ABSENT
     sigma = found[0].first.certification.sigma or 0.0
@@ -80,7 +85,7 @@ def table(wave: str) -> str:
         shown += [str(c.epochs), f"{len(c.rows):,}", samples(point.first)]
         rows.append([f"`{point.name}`{changed(point.facts)}", *shown])
     blank = ["–"] * len(radii)
-    for facts in failures(RESULTS, wave):
+    for facts in filter(lambda facts: wanted(facts["name"]), failures(RESULTS, wave)):
         ended = [facts["why"], "1", *blank, "–", str(facts["epochs"]), "–", "–"]
         rows.append([f"`{facts['name']}`{changed(facts)}", *ended])
     titles = ["job", "ACR", "seeds", *(f"r = {r:g}" for r in radii), "training", "epochs"]
@@ -139,15 +144,13 @@ def log(wave: str) -> str:
 def time_table(wave: str) -> str:
     """Seconds until the ACR passes each threshold; every point is a finished run.
 
-    The runs of the table of CIFAR-10 at σ = 0.25 are points as well.
+    The runs of the table of CIFAR-10 at σ = 0.25 are points as well, where their recipe is as it
+    ships and was timed alone.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
-    short = points(RESULTS, wave)
-    methods = {"macer", *(base_name(point.name) for point in short)}
-    whole = points(RESULTS, "cifar10-0.25") if short else []
-    longer = [point for point in whole if base_name(point.name) in methods]
-    for point in [*short, *longer]:
-        if point.seconds is not None:
+    for point in [*points(RESULTS, wave), *points(RESULTS, "cifar10-0.25")]:
+        as_shipped = tried(point.facts)[1] in ("–", "`train.compile=true`")
+        if point.seconds is not None and point.alone is not None and as_shipped:
             place = (point.seconds, point.group.acr[0])
             curves.setdefault(base_name(point.name), []).append(place)
     if not curves:
@@ -169,15 +172,14 @@ def first_above(curve: list[tuple[float, float]], threshold: float) -> str:
 
 def truth(wave: str) -> str:
     """Estimated against certified radius of every trained model of a wave."""
-    found = [(p, a) for p in points(RESULTS, wave) for a in p.first.agreements]
-    if not found:
+    trained = [point for point in points(RESULTS, wave) if point.first.agreements]
+    if not trained:
         return ABSENT
+    collapsed = [p for p in trained if all(math.isnan(a.pearson) for a in p.first.agreements)]
+    found = [(p, a) for p in trained if p not in collapsed for a in p.first.agreements]
     rows = []
     for point, agreement in found:
         low, median, high = ratios(point.first, agreement)
-        if not len(agreement.certified):  # the estimator gave no number for any of them
-            rows.append([f"`{point.name}`", agreement.estimator, *["–"] * 5])
-            continue
         means = [f"{r.mean():.3f}" for r in (agreement.certified, agreement.estimated)]
         agree = [number(value) for value in (agreement.pearson, agreement.spearman)]
         spread = " / ".join(map(number, (low, median, high)))
@@ -188,6 +190,9 @@ def truth(wave: str) -> str:
     picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
     left_out = any(p.first.certification.rows.skipped.any() for p, _ in found)
     note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
+    if collapsed:
+        names = ", ".join(f"`{point.name}`" for point in collapsed)
+        note += f"\nAll images certified alike, so that there is nothing to compare: {names}.\n"
     return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + note + picture
 
 
@@ -225,7 +230,7 @@ def large(wave: str) -> str:
     return grid(["job", "images/s", "images of the full set", "epochs", "full run"], rows)
 
 
-KINDS: dict[str, Callable[[str], str]] = {
+KINDS: dict[str, Callable[..., str]] = {
     "table": table,
     "log": log,
     "time": time_table,
@@ -243,7 +248,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Every page with its blocks written anew."""
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
-        text = BLOCK.sub(lambda m: f"{m[1]}{KINDS[m[2]](m[3])}{m[5]}", text)
+        text = BLOCK.sub(lambda m: f"{m[1]}{KINDS[m[2]](*m[3].split())}{m[5]}", text)
         folder = path.parent.relative_to(ROOT).as_posix()
         yield path, text if folder == "docs" else text.replace("](figures/", "](docs/figures/")
 

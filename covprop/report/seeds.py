@@ -5,8 +5,11 @@ import statistics
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from covprop.errors import InvalidInput
 from covprop.report.summary import Summary
+from covprop.train.recipe import resolve
 
 OF_ONE_RUN = ("seed", "weights", "skip_wrong", "not_bounded")
 """What tells the certifications of two seeds apart though their numbers mean the same."""
@@ -60,12 +63,20 @@ def _key(summary: Summary) -> str:
     c = summary.certification
     if not c.config_text:  # a bare log says nothing of its seed
         return f"alone {c.path}"
-    config = tomllib.loads(c.config_text)
+    config = _today(tomllib.loads(c.config_text))
     if isinstance(config.get("train"), dict):
         config["train"].pop("seed", None)
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
     parts = (str(c.path.parent.parent), c.path.name, repr(config), repr(meta), len(c.rows))
     return "\n".join(map(str, parts))
+
+
+def _today(config: dict[str, Any]) -> dict[str, Any]:
+    """With the options that came into the program after the run, at their defaults."""
+    try:
+        return resolve(config).as_dict()
+    except InvalidInput:  # not a recipe of this version
+        return config
 
 
 def _name(members: Sequence[Summary]) -> str:

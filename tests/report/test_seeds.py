@@ -1,4 +1,5 @@
 import statistics
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from covprop.report.read import read
 from covprop.report.seeds import by_recipe
 from covprop.report.summary import summarize
 from covprop.report.tables import tables
+from covprop.train.recipe import find, resolve
+from covprop.train.toml import dumps
 
 
 def seeded(folder: Path, seed: int, text: str = "lr = 0.1") -> Path:
@@ -43,6 +46,19 @@ def test_runs_that_differ_in_the_seed_alone_are_one_recipe(tmp_path: Path) -> No
     assert table[2].cells[0].text == f"{statistics.mean(values):.3f}"
     assert table[2].cells[0].plus_minus == f"±{statistics.stdev(values):.3f}"
     assert "standard deviation" in note
+
+
+def test_an_option_that_came_later_at_its_default_makes_no_other_recipe(tmp_path: Path) -> None:
+    whole = resolve(tomllib.loads(find("digits/gaussian-0.25").read_text())).as_dict()
+    for seed in (1, 2, 3):
+        whole["train"]["seed"] = seed
+        whole["noise"] = {"sigma": 0.25} | ({"share": 0.5} if seed == 3 else {})
+        if seed == 2:
+            whole["noise"]["share"] = 1.0
+        log = make_run(tmp_path / f"a-seed{seed}", seed)
+        (log.parent / "config.toml").write_text(dumps(whole))
+    _, summaries = summarize(read([tmp_path])[0])
+    assert [len(group.members) for group in by_recipe(summaries)] == [2, 1]
 
 
 def test_bare_logs_stay_alone(tmp_path: Path) -> None:
