@@ -148,9 +148,13 @@ def time_table(wave: str) -> str:
     ships and was timed alone.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
-    for point in [*points(RESULTS, wave), *points(RESULTS, "cifar10-0.25")]:
-        as_shipped = tried(point.facts)[1] in ("–", "`train.compile=true`")
-        if point.seconds is not None and point.alone is not None and as_shipped:
+    table = [
+        point
+        for point in points(RESULTS, "cifar10-0.25")
+        if point.alone is not None and tried(point.facts)[1] in ("–", "`train.compile=true`")
+    ]
+    for point in [*points(RESULTS, wave), *table]:
+        if point.seconds is not None:
             place = (point.seconds, point.group.acr[0])
             curves.setdefault(base_name(point.name), []).append(place)
     if not curves:

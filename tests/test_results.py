@@ -30,7 +30,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def add_run(
-    wave: Path, job: str, seed: int, rows: int = 0, data: str = "mnist", **facts: str
+    wave: Path, job: str, seed: int, rows: int = 0, data: str = "mnist", **facts: object
 ) -> Path:
     """A finished job as benchmarks/results.py leaves it; `rows` is the seed of its made-up rows."""
     folder = wave / f"{job}-seed{seed}"
@@ -99,17 +99,20 @@ def test_time_to_acr_takes_the_shortest_run_that_is_there(
 
 
 def test_points_of_the_table_are_on_the_curve_of_their_method(
-    make: ModuleType, tmp_path: Path
+    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_run(tmp_path / "time-to-acr", "a-5epochs", 0)
-    for job in ("a", "other"):
-        add_run(tmp_path / "cifar10-0.25", job, 0, rows=2)
-    timing = tmp_path / "cifar10-0.25" / "timing.tsv"
-    timing.write_text("job\tseconds_per_epoch\na\t10\n")
+    table = tmp_path / "cifar10-0.25"
+    for job in ("a", "untimed"):
+        add_run(table, job, 0, rows=2, set=["train.seed=0"])
+    add_run(table, "changed", 0, set=["noise.share=0.85"])
+    (table / "timing.tsv").write_text("job\tseconds_per_epoch\na\t10\nchanged\t10\n")
+    curves = {}
+    monkeypatch.setattr(make, "time_to_acr", lambda found, _: curves.update(found) or b"")
     text = make.time_table("time-to-acr")  # both runs have 3 epochs
+    assert curves == {"a": [(30.0, pytest.approx(acr(1))), (30.0, pytest.approx(acr(2)))]}
     (row,) = lines(text, "a`")
     assert row[4:] == [f"{max(acr(1), acr(2)):.3f}", "30.0 s"]
-    assert "other" not in text
 
 
 def test_a_run_certified_in_two_ways_is_two_rows_of_the_table_only(
