@@ -101,8 +101,9 @@ def table(wave: str, *only: str) -> str:
             " N is the mean over all images; images whose guess was wrong, which "
             "count as 0 whatever follows, got none."
         )
-    summaries = [p.first for p in points(RESULTS, wave)]
-    save(f"results-{wave}.png", lambda: certified_curves(summaries))
+    drawn = sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
+    jobs = [(point.name, point.group.members) for point in drawn]
+    save(f"results-{wave}.png", lambda: certified_curves(jobs))
     picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
     return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
 

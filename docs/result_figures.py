@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from covprop.report.curves import RC, figures
+from covprop.report.curves import RC
 from covprop.report.style import line
 from covprop.report.summary import Summary
 
@@ -15,9 +15,27 @@ BINS = 8
 PANELS = 3
 
 
-def certified_curves(summaries: Sequence[Summary]) -> bytes:
-    """Certified accuracy against radius, as `covprop report` draws it."""
-    return figures(summaries)["curves.png"]
+def certified_curves(jobs: Sequence[tuple[str, Sequence[Summary]]]) -> bytes:
+    """Certified accuracy against radius, a line a job, over the images of all its seeds."""
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(6.2, 4.0 + 0.2 * len(jobs)), layout="constrained")
+        axes = figure.subplots()
+        for index, (name, members) in enumerate(jobs):
+            rows = [member.certification.rows for member in members]
+            reached = np.sort(np.concatenate([np.where(r.correct, r.radius, -1.0) for r in rows]))
+            radius = np.concatenate([[0.0], reached[reached > 0]])
+            share = 1 - np.searchsorted(reached, radius, side="left") / len(reached)
+            acr = reached.clip(0).mean()
+            label, look = f"{name}  (ACR {acr:.3f})", line(index)
+            dashes = look.dash or (None, None)
+            axes.step([*radius, radius[-1]], [*share, 0.0], color=look.light, dashes=dashes)
+            axes.lines[-1].set_label(label)
+        axes.set(xlabel=r"certified $\ell_2$ radius $r$", ylabel="certified accuracy")
+        axes.set(xlim=(0, None), ylim=(0, 1))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
+        axes.grid(True)
+        figure.legend(frameon=False, loc="outside lower center", ncols=2)
+        return _png(figure)
 
 
 def time_to_acr(
@@ -33,6 +51,8 @@ def time_to_acr(
         for threshold in thresholds:
             axes.axhline(threshold, color="#999999", linewidth=0.7, dashes=(4, 3))
         axes.set(xscale="log", xlabel="seconds of training", ylabel="average certified radius")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("{x:g}")
         axes.grid(True)
         axes.legend(frameon=False)
         return _png(figure)
