@@ -163,7 +163,7 @@ def test_reason_is_one_line() -> None:
 
 @pytest.mark.gpu
 def test_every_trick_runs_on_a_gpu() -> None:
-    subject = Subject("preact_resnet18", width=8, device=torch.device("cuda"))
+    subject = Subject("lenet", width=4, image=8, channels=1, device=torch.device("cuda"))
     cells = measure(subject, ["shared", "macer"], [8], list(TRICKS), QUICK)
     assert [cell.note for cell in cells] == [""] * 12
 
