@@ -44,7 +44,7 @@ def relu_covariance(mean: Tensor, cov: Tensor) -> Tensor:
     """
     std = torch.sqrt(torch.diagonal(cov).clamp_min(0.0))
     z = standardise(mean, std)
-    safe = std.clamp_min(torch.finfo(std.dtype).tiny)
+    safe = torch.where(std > 0, std, torch.ones_like(std))
     rho = (cov / (safe[:, None] * safe[None, :])).clamp(-1.0, 1.0)
     cdf = normal_cdf(z)
     total = rho * cdf[:, None] * cdf[None, :]

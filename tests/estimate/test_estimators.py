@@ -127,6 +127,14 @@ def test_pairwise_relu_diagonal_is_the_variance() -> None:
     )
 
 
+def test_pairwise_relu_of_a_unit_without_noise() -> None:
+    cov = torch.diag(torch.tensor([0.0, 0.5], dtype=torch.float64))
+    mean = torch.tensor([1.0, 0.2], dtype=torch.float64)
+    ours = relu_covariance(mean, cov)
+    alone = relu_covariance(mean[1:], cov[1:, 1:])
+    torch.testing.assert_close(ours, torch.diag(torch.cat([torch.zeros(1), alone[0]]).double()))
+
+
 def test_series_equals_the_closed_form_of_a_polynomial() -> None:
     """x² under a Gaussian: Cov = 2C² + 4 μμᵀC, E[f′] = 2μ."""
     cov, mean = random_covariance(3), torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)

@@ -147,7 +147,7 @@ def hermite(
     features = shape[0]
     std = channel_std(cov, features)
     cov = expand_pixels(cov, features)
-    safe = std.clamp_min(torch.finfo(std.dtype).tiny)
+    safe = torch.where(std > 0, std, torch.ones_like(std))
     correlation = cov / (safe[:, None] * safe[None, :])
     at = std.new_zeros(1, features) if mean is None else mean.to(cov.dtype)
     coefficients = layer.coefficients.to(cov.dtype)

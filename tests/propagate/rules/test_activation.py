@@ -134,6 +134,14 @@ def test_hermite_shared_covariance_is_the_average_and_psd() -> None:
     assert is_psd(shared)
 
 
+def test_hermite_of_a_channel_without_noise_is_no_nan() -> None:
+    layer = HermiteActivation(3)
+    cov = torch.diag(torch.tensor([0.0, 0.5]))
+    ours = hermite(layer, cov, PAPER, torch.tensor([[0.3, 0.3]]), (2,)).detach()
+    alone = hermite(layer, cov[1:, 1:], PAPER, torch.tensor([[0.3]]), (1,)).detach()
+    torch.testing.assert_close(ours, torch.diag(torch.tensor([0.0, alone.item()])))
+
+
 def test_own_activation_in_one_line() -> None:
     class Swish2(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
