@@ -96,7 +96,13 @@ def functional_pad(call: Call, cov: Tensor, settings: Settings, shape: tuple) ->
     before, after = (*widths[spatial : spatial + 2], 0, 0)[:2]
     if any(widths[spatial + 2 :]) or min(before, after) < 0:
         raise Unsupported("it pads the batch or cuts channels", "pad pixels or add channels")
-    return F.pad(cov, (before, after, before, after)) if before or after else cov
+    if not (before or after):
+        return cov
+    if cov.shape[0] != shape[0]:
+        raise Unsupported("it pads a flattened image", "pad before flattening")
+    if call.get(2, "mode", "constant") != "constant":
+        raise Unsupported("it repeats channels", 'pad channels with mode="constant"')
+    return F.pad(cov, (before, after, before, after))
 
 
 @rule(nn.Upsample, nn.UpsamplingNearest2d, F.interpolate)
@@ -122,4 +128,6 @@ def dropped(cov: Tensor, p: float) -> Tensor:
     off-diagonals stay, variances grow by 1/(1 − p)."""
     if p == 0.0:
         return cov
+    if p == 1.0:  # nothing is left, and no noise
+        return torch.zeros_like(cov)
     return cov + torch.diag_embed(torch.diagonal(cov) * (p / (1.0 - p)))

@@ -73,6 +73,8 @@ class Unflatten(nn.Module):
         (lambda x: x[:, 0], "picks single images or channels"),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "mode 'bilinear'"),
         (lambda x: x.reshape(-1, 4), "keep the batch"),
+        (lambda x: F.pad(x.flatten(1), (0, 4)), "pads a flattened image"),
+        (lambda x: F.pad(x.flatten(2), (0, 0, 1, 1), mode="reflect"), "repeats channels"),
     ],
 )
 def test_refusals(function: Callable, reason: str) -> None:
@@ -98,6 +100,7 @@ def test_dropout_covariance_is_the_average_over_masks() -> None:
     average = (masks[:, :, None] * masks[:, None, :]).mean(0) * cov
     assert relative(dropped(cov, p), average) < 0.01
     assert dropped(cov, 0.0) is cov
+    assert not dropped(cov, 1.0).any()
 
 
 def test_dropout_acts_in_training_only() -> None:
