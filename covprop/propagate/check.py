@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import chain
 
+import torch
 from torch import nn
 
 from covprop.layers import ActNorm
@@ -84,7 +86,8 @@ def fix(model: nn.Module, log: Callable[[str], None] = print) -> nn.Module:
         new = made.get(layer) or next((n for r in REPAIRS if (n := r(layer)) is not None), None)
         if new is None:
             continue
-        made[layer] = replacement = new.train(layer.training)
+        like = next(chain(layer.parameters(), model.parameters()), torch.empty(0))
+        made[layer] = replacement = new.to(like.device, like.dtype).train(layer.training)
         parent, _, child = name.rpartition(".")
         if name == "":
             mended = replacement

@@ -113,6 +113,13 @@ def test_fix_of_a_single_layer() -> None:
     assert isinstance(fix(nn.MaxPool2d(2), log=lambda line: None), nn.AvgPool2d)
 
 
+def test_fix_puts_norms_where_the_model_is() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4))
+    mended = fix(model.double().to("meta"), log=lambda line: None)
+    for norm in mended[1:]:
+        assert (norm.shift.device.type, norm.shift.dtype) == ("meta", torch.float64)
+
+
 def test_own_rule_in_three_lines() -> None:
     class Double(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
