@@ -213,11 +213,10 @@ class Propagator(nn.Module):
         """
         self._check(x)
         found = measure(self.plan, self.model, x, self.sigma, samples)
-        self.r_max = {
-            step.name: found[slot].correlation
-            for slot, step in enumerate(self.plan.steps, start=1)
-            if slot in found
-        }
+        self.r_max = {}
+        for slot, layer in found.items():  # of a layer that is used twice, the larger one
+            name = self.plan.steps[slot - 1].name
+            self.r_max[name] = max(layer.correlation, self.r_max.get(name, 0.0))
         return self.r_max
 
     @torch.no_grad()

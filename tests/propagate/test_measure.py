@@ -41,6 +41,24 @@ def test_estimated_r_max_is_measured_for_each_layer() -> None:
         Propagator(Smooth(), 0.5, (1, 8, 8), settings).covariances()
 
 
+def test_a_layer_used_twice_has_the_larger_r_max() -> None:
+    class Twice(nn.Module):
+        """The point-wise layer sees neighbours correlated by 2/3 first, and then by 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.box = nn.Conv2d(1, 1, 3, bias=False, padding=1, padding_mode="circular")
+            nn.init.constant_(self.box.weight, 1.0)
+            self.point = nn.Conv2d(1, 1, 1)
+            self.last = nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last((self.point(self.box(x)) + self.point(x)).flatten(1))
+
+    prop = Propagator(Twice(), 0.5, (1, 8, 8), PAPER.but(r_max="estimated"))
+    assert prop.measure_r_max(torch.rand(32, 1, 8, 8))["point"] == pytest.approx(2 / 3, abs=0.05)
+
+
 def test_calibration_sets_variances_to_measured_ones() -> None:
     model, x = net()
     model.eval()
