@@ -25,7 +25,7 @@ def measured(folder: Path) -> dict[str, list[str]]:
     found = {}
     for name, group in compare.grouped(compare.read(folder)).items():
         accuracy = np.array([entry.summary["test_accuracy_mean"] for entry in group])
-        spread = f" ± {accuracy.std():.3f}" if len(group) > 1 else ""
+        spread = f" ± {accuracy.std(ddof=1):.3f}" if len(group) > 1 else ""
         precision = np.mean([entry.summary["label_precision"] for entry in group])
         found[name] = [f"{accuracy.mean():.3f}{spread}", f"{precision:.3f}"]
     return found

@@ -109,7 +109,8 @@ def table(entries: Sequence[Entry], timing: Mapping[str, float] | None = None) -
     ]
     for name, group in grouped(entries).items():
         accuracies = _accuracies(group)
-        spread = accuracies.std() if len(group) > 1 else group[0].summary["test_accuracy_std"]
+        alone = group[0].summary["test_accuracy_std"]
+        spread = accuracies.std(ddof=1) if len(group) > 1 else alone
         own = float(np.mean([entry.epoch_seconds for entry in group]))
         seconds = own if timing is None else timing.get(name)
         cells = [

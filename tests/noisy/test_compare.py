@@ -37,7 +37,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     (tmp_path / "unfinished-seed0").mkdir()
     entries = compare.read(tmp_path)
     assert compare.table(entries).splitlines()[2:] == [
-        "| coteaching | 2 | 0.750 ± 0.050 | 2 | 0.500 | 0.250 | 2.00 | 0.726 |",
+        "| coteaching | 2 | 0.750 ± 0.071 | 2 | 0.500 | 0.250 | 2.00 | 0.726 |",
         "| plain | 1 | 0.500 ± 0.004 | 1 | 0.500 | 0.250 | 1.00 |  |",
     ]
     (tmp_path / "timing.tsv").write_text("method\tseconds_per_epoch\tratio\nplain\t0.5\t1.0\n")
