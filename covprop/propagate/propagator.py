@@ -65,6 +65,16 @@ def check_names(plan: Plan, settings: Settings) -> None:
                 raise InvalidInput(f"r_max names {name}, which is no layer{nearest(name, names)}.")
 
 
+def check_same_steps(one: Plan, other: Plan) -> None:
+    """What is measured of a step in one mode serves in the other."""
+    steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
+    if steps[0] != steps[1]:
+        raise InvalidInput(
+            "calibrated=True needs a forward that runs the same layers in training and in "
+            "evaluation; this one asks self.training for other ones."
+        )
+
+
 def _note_calibrations(module: nn.Module, incompatible: object) -> None:
     assert isinstance(module, Propagator)
     module._measured = bool(module.calibrations > 0)
@@ -119,6 +129,7 @@ class Propagator(nn.Module):
         self._parts: dict[bool, Parts] | None = None
         self._measured = False  # host-side copy of calibrations > 0
         if calibrated:
+            check_same_steps(*self.plans.values())
             device = next(model.parameters(), torch.empty(0)).device
             self.register_buffer("calibrations", torch.tensor(0, device=device))
             for slot, step in enumerate(self.plan.steps, start=1):

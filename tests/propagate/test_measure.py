@@ -75,6 +75,21 @@ def test_calibration_sets_variances_to_measured_ones() -> None:
     )
 
 
+def test_calibration_refuses_other_layers_in_another_mode() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            return nn.functional.linear(2 * x if self.training else x, self.weight)
+
+    Propagator(Model(), 0.5, (4, 1, 1))
+    with pytest.raises(InvalidInput, match="in training and in evaluation"):
+        Propagator(Model(), 0.5, (4, 1, 1), calibrated=True)
+
+
 def test_calibration_averages_over_steps_and_keeps_modes() -> None:
     model, x = net()
     model.blocks[0].eval()
