@@ -108,7 +108,7 @@ class RadiusWeights:
 
     Example:
         >>> weights = RadiusWeights(3, from_epoch=0)
-        >>> weights.update(torch.tensor([0, 1, 2]), torch.tensor([2.0, 0.4, -0.9]), epoch=0)
+        >>> weights.update(torch.tensor([0, 1, 2]), torch.tensor([2.0, 0.4, -0.9]))
         >>> weights.of(torch.tensor([0, 1, 2]), epoch=0)
         tensor([2.0000, 0.5000, 0.0000])
     """
@@ -147,7 +147,7 @@ class RadiusWeights:
         # On the CPU, so that an order does not depend on how a GPU rounds.
         return draw(self._weights(self.start, self.start).clamp(min=self.low), generator)
 
-    def update(self, index: Tensor, radius: Tensor, epoch: int) -> None:
+    def update(self, index: Tensor, radius: Tensor) -> None:
         """Take in the radii of a batch; `index` are the images' places in the training set.
 
         A radius that is not finite (a covariance of 0 early in training) says nothing and is

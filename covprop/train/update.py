@@ -182,5 +182,5 @@ class Update:
     def _weigh(self, batch: Batch, radius: Tensor, epoch: int) -> Tensor:
         assert self.weights is not None
         # Every process learns every image's radius, so that all hold the same weights.
-        self.weights.update(self.here.gather(batch.index), self.here.gather(radius), epoch)
+        self.weights.update(self.here.gather(batch.index), self.here.gather(radius))
         return self.weights.of(batch.index, epoch)

@@ -27,7 +27,7 @@ def _by_hand(radii: list[float], low: float, high: float, drop_below: float) -> 
 def test_weights_by_hand() -> None:
     weights = RadiusWeights(6, from_epoch=0)
     radii = [0.9, 0.5, 0.02, -0.05, -0.4, 0.3]
-    weights.update(ALL, torch.tensor(radii), epoch=0)
+    weights.update(ALL, torch.tensor(radii))
     expected = torch.tensor(_by_hand(radii, 0.1, 2.0, -0.3))
     assert expected[[2, 3, 4]].tolist() == pytest.approx([0.1, 0.1, 0.0])  # clipped, kept, dropped
     torch.testing.assert_close(weights.of(ALL, epoch=0), expected)
@@ -35,8 +35,8 @@ def test_weights_by_hand() -> None:
 
 def test_radii_are_averaged_over_epochs() -> None:
     weights = RadiusWeights(3, momentum=0.6)
-    for epoch, radius in enumerate([1.0, 2.0, 0.0]):
-        weights.update(torch.tensor([1]), torch.tensor([radius]), epoch)
+    for radius in (1.0, 2.0, 0.0):
+        weights.update(torch.tensor([1]), torch.tensor([radius]))
     assert weights.radius[1].item() == pytest.approx(0.6 * (0.6 * 1.0 + 0.4 * 2.0) + 0.4 * 0.0)
     assert weights.radius[[0, 2]].isnan().all()
 
@@ -44,33 +44,33 @@ def test_radii_are_averaged_over_epochs() -> None:
 def test_ones_before_their_epoch_and_while_all_labels_lose() -> None:
     weights = RadiusWeights(3, from_epoch=2)
     index = torch.arange(3)
-    weights.update(index, torch.tensor([1.0, 0.1, -0.5]), epoch=0)
+    weights.update(index, torch.tensor([1.0, 0.1, -0.5]))
     assert weights.of(index, epoch=1).tolist() == [1.0, 1.0, 1.0]
     assert weights.of(index, epoch=2).tolist() != [1.0, 1.0, 1.0]
     losing = RadiusWeights(3, from_epoch=0)
-    losing.update(index, torch.tensor([-0.1, -0.1, -1.0]), epoch=0)
+    losing.update(index, torch.tensor([-0.1, -0.1, -1.0]))
     assert losing.of(index, epoch=5).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_they_act_though_most_labels_lose() -> None:
     weights = RadiusWeights(4, from_epoch=0)
     index = torch.arange(4)
-    weights.update(index, torch.tensor([0.4, 0.2, -0.02, -1.0]), epoch=0)
+    weights.update(index, torch.tensor([0.4, 0.2, -0.02, -1.0]))
     assert weights.of(index, epoch=0).tolist() == pytest.approx([2.0, 0.2 / 0.15, 0.1, 0.0])
 
 
 def test_unseen_images_and_infinite_radii_do_no_harm() -> None:
     weights = RadiusWeights(4, from_epoch=0)
     assert weights.of(torch.arange(4), epoch=0).tolist() == [1.0] * 4
-    weights.update(torch.arange(3), torch.tensor([1.0, math.inf, math.nan]), epoch=0)
+    weights.update(torch.arange(3), torch.tensor([1.0, math.inf, math.nan]))
     assert weights.of(torch.arange(4), epoch=0).tolist() == [1.0] * 4
-    weights.update(torch.arange(3), torch.tensor([1.0, 0.5, -math.inf]), epoch=1)
+    weights.update(torch.arange(3), torch.tensor([1.0, 0.5, -math.inf]))
     assert weights.radius[:2].tolist() == [1.0, 0.5]
 
 
 def test_state_goes_through_a_checkpoint() -> None:
     weights, other = RadiusWeights(6, from_epoch=0), RadiusWeights(6, from_epoch=0)
-    weights.update(ALL, torch.rand(6), epoch=0)
+    weights.update(ALL, torch.rand(6))
     other.load_state_dict(weights.state_dict())
     torch.testing.assert_close(other.of(ALL, 0), weights.of(ALL, 0), rtol=0, atol=0)
     with pytest.raises(InvalidInput, match="radii of 6 training images, but the data has 5"):
@@ -110,7 +110,7 @@ def test_copies_lie_apart() -> None:
 
 def sampling(radii: list[float], **options: float) -> RadiusWeights:
     weights = RadiusWeights(len(radii), by="sampling", from_epoch=1, **options)  # type: ignore[arg-type]
-    weights.update(torch.arange(len(radii)), torch.tensor(radii), epoch=0)
+    weights.update(torch.arange(len(radii)), torch.tensor(radii))
     weights.start_epoch()
     return weights
 
@@ -129,7 +129,7 @@ def test_the_order_follows_from_seed_epoch_and_the_radii_at_the_start() -> None:
     other = RadiusWeights(50, by="sampling", from_epoch=1)
     for epoch, seed in ((2, 3), (1, 4)):
         assert not torch.equal(order, weights.order(epoch, seed))  # type: ignore[arg-type]
-    weights.update(order[:20], torch.rand(20), epoch=1)  # within the epoch nothing changes
+    weights.update(order[:20], torch.rand(20))  # within the epoch nothing changes
     assert torch.equal(order, weights.order(epoch=1, seed=3))  # type: ignore[arg-type]
     other.load_state_dict(weights.state_dict())
     assert torch.equal(order, other.order(epoch=1, seed=3))  # type: ignore[arg-type]
@@ -145,8 +145,8 @@ def test_a_dropped_image_is_looked_at_and_can_come_back() -> None:
     assert 3 <= len(drawn) <= 19  # a share of 10 · 0.1 / 14.4, as the others are clipped at 1.59
     everyone = torch.arange(10)
     assert weights.of(everyone, epoch=1).tolist() == [1.0] * 9 + [0.0]
-    for epoch in range(1, 4):
-        weights.update(torch.tensor([9]), torch.tensor([1.0]), epoch)
+    for _ in range(3):
+        weights.update(torch.tensor([9]), torch.tensor([1.0]))
     assert weights.of(everyone, epoch=4).tolist() == [1.0] * 10
     gone = sampling([1.0] * 9 + [-2.0], low=0.0)
     assert not any((gone.order(epoch, 0) == 9).any() for epoch in range(1, 101))  # type: ignore[union-attr]
@@ -155,7 +155,7 @@ def test_a_dropped_image_is_looked_at_and_can_come_back() -> None:
 def test_an_image_twice_in_a_batch_does_not_depend_on_what_is_written_last() -> None:
     for radii in ([0.2, 0.7, 0.5], [0.7, 0.5, 0.2]):
         weights = RadiusWeights(2, from_epoch=0)
-        weights.update(torch.tensor([1, 1, 1]), torch.tensor(radii), epoch=0)
+        weights.update(torch.tensor([1, 1, 1]), torch.tensor(radii))
         assert weights.radius[0].isnan()
         assert weights.radius[1].item() == pytest.approx(0.7)
 
@@ -244,5 +244,5 @@ def test_weighted_loss_drops_mislabelled_images(net: nn.Module) -> None:
     weights = RadiusWeights(2, from_epoch=0)
     index = torch.tensor([0, 1])
     assert losses.radius is not None
-    weights.update(index, losses.radius, epoch=0)
+    weights.update(index, losses.radius)
     assert (losses.per_sample * weights.of(index, epoch=0)).tolist() == [2.0, 0.0]
