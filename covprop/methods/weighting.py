@@ -158,9 +158,10 @@ class RadiusWeights:
         old = self.radius[index]
         mixed = self.momentum * old + (1 - self.momentum) * new
         mixed = torch.where(old.isnan(), new, mixed)
-        mixed = torch.where(new.isfinite(), mixed, old)
+        mixed = torch.where(new.isfinite(), mixed, -torch.inf)
         # Twice in a batch, an image keeps its larger value, whichever was written last.
-        self.radius.scatter_reduce_(0, index, mixed, "amax", include_self=False)
+        found = self.radius.scatter_reduce(0, index, mixed, "amax", include_self=False)
+        self.radius.copy_(torch.where(found == -torch.inf, self.radius, found))
 
     def of(self, index: Tensor, epoch: int) -> Tensor:
         """What to multiply the losses of a batch by, [b]: by "sampling" 0 where dropped, else 1."""

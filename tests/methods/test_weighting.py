@@ -155,7 +155,7 @@ def test_a_dropped_image_is_looked_at_and_can_come_back() -> None:
 def test_an_image_twice_in_a_batch_does_not_depend_on_what_is_written_last() -> None:
     for radii in ([0.2, 0.7, 0.5], [0.7, 0.5, 0.2]):
         weights = RadiusWeights(2, from_epoch=0)
-        weights.update(torch.tensor([1, 1, 1]), torch.tensor(radii))
+        weights.update(torch.tensor([1, 1, 1, 1]), torch.tensor([*radii, math.nan]))
         assert weights.radius[0].isnan()
         assert weights.radius[1].item() == pytest.approx(0.7)
 
