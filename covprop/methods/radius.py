@@ -46,7 +46,7 @@ class Radius:
     """Cross-entropy(μ, y) + λ · max(0, Γ − estimated radius) where the prediction is right.
 
     The mean of the logits μ and their covariance come from one of three estimators: `linearized`
-    (σ²‖∇ₓ margin‖² at the noisy image), which stays true while it is maximised and is the default;
+    (σ²‖∇ₓ margin‖² at the noisy image), the default, which stayed true while it was maximised;
     `shared` (the paper's one Σ a layer), which a network learns to fool; `calibrated` (the same,
     its variances corrected by measured ones, an exponential average over the steps).
 
