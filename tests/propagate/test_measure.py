@@ -75,6 +75,15 @@ def test_calibration_sets_variances_to_measured_ones() -> None:
     )
 
 
+def test_two_samples_measure_the_same_variance_as_many() -> None:
+    x = torch.rand(2000, 4, 1, 1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    prop = Propagator(model, 0.5, (4, 1, 1), calibrated=True)
+    prop.calibrate(x, samples=2)
+    exact = 0.25 * model[1].weight.square().sum(1)
+    torch.testing.assert_close(torch.diagonal(prop(x).cov), exact, rtol=0.2, atol=0.0)
+
+
 def test_calibration_refuses_other_layers_in_another_mode() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

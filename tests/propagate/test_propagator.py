@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from nets import net
 from oracles import dense_covariance, is_psd, monte_carlo_logits, relative
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ def test_network_against_monte_carlo() -> None:
     assert is_psd(out.cov.detach().double() - sampled, 1e-3)
 
 
-def test_in_place_module_changes_what_is_read_later() -> None:
+@pytest.mark.parametrize("functional", [False, True])
+def test_in_place_relu_changes_what_is_read_later(functional: bool) -> None:
     class Overwrite(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -73,7 +75,7 @@ def test_in_place_module_changes_what_is_read_later() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.conv(x)
-            y = self.act(x)  # x now holds relu(x) too
+            y = F.relu(x, inplace=True) if functional else self.act(x)  # x now holds relu(x) too
             return self.last((x + y).flatten(1))
 
     model = Overwrite().double()

@@ -64,6 +64,8 @@ def test_only_overlapping_windows_pay_the_factor() -> None:
     settings = Settings(r_max=0.3)
     apart = avg_pool(nn.AvgPool2d(2), cov, settings, (2, 4, 4), (2, 2, 2))
     torch.testing.assert_close(apart, cov / 4)
+    alone = avg_pool(nn.AvgPool2d(4, 1), cov, settings, (2, 4, 4), (2, 1, 1))
+    torch.testing.assert_close(alone, cov / 16)  # a single window overlaps with none
     over = avg_pool(nn.AvgPool2d(3, 1), cov, settings, (2, 5, 5), (2, 3, 3))
     torch.testing.assert_close(over, 1.3 * cov / 9)
     left_alone = settings.but(scale_overlapping_pool=False)
