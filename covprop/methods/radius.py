@@ -186,6 +186,8 @@ class Radius:
         scaled, right = ratio(found.gap, variance), found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
         loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)
+        # A label that loses: how far it is behind, over the top two's deviation; its own would
+        # cost another pass.
         behind = (logits.gather(1, y[:, None]) - logits.gather(1, found.top[:, None])).squeeze(1)
         radius = self.sigma * torch.where(right, scaled, ratio(behind, variance))
         return Losses(loss, logits.detach(), radius.detach())
