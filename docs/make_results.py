@@ -120,10 +120,10 @@ def published(data: str, sigma: float) -> str:
     rows = [r for r in tomllib.loads(text)["row"] if (r["data"], r["sigma"]) == (data, sigma)]
     parts = []
     for source, title in (("paper", "the paper's table"), ("field", "the field")):
-        listed = [f"{r['method']} {r['acr']:.3f}" for r in rows if r["source"] == source]
-        network = next((r["network"] for r in rows if r["source"] == source), "")
-        if listed:
-            parts.append(f"{title} ({network}): {', '.join(listed)}")
+        for network in dict.fromkeys(r["network"] for r in rows if r["source"] == source):
+            same = [r for r in rows if (r["source"], r["network"]) == (source, network)]
+            listed = ", ".join(f"{r['method']} {r['acr']:.3f}" for r in same)
+            parts.append(f"{title} ({network}): {listed}")
     return f"Published ACR, {'; '.join(parts)}.\n" if parts else ""
 
 
@@ -177,23 +177,23 @@ def first_above(curve: list[tuple[float, float]], threshold: float) -> str:
 
 def truth(wave: str) -> str:
     """Estimated against certified radius of every trained model of a wave."""
-    trained = [point for point in points(RESULTS, wave) if point.first.agreements]
+    trained = [point for point in points(RESULTS, wave) if point.estimated.agreements]
     if not trained:
         return ABSENT
-    collapsed = [p for p in trained if all(math.isnan(a.pearson) for a in p.first.agreements)]
-    found = [(p, a) for p in trained if p not in collapsed for a in p.first.agreements]
+    collapsed = [p for p in trained if all(math.isnan(a.pearson) for a in p.estimated.agreements)]
+    found = [(p, a) for p in trained if p not in collapsed for a in p.estimated.agreements]
     rows = []
     for point, agreement in found:
-        low, median, high = ratios(point.first, agreement)
+        low, median, high = ratios(point.estimated, agreement)
         means = [f"{r.mean():.3f}" for r in (agreement.certified, agreement.estimated)]
         agree = [number(value) for value in (agreement.pearson, agreement.spearman)]
         spread = " / ".join(map(number, (low, median, high)))
         rows.append([f"`{point.name}`", agreement.estimator, *means, *agree, spread])
-    models = [(p.name, p.first) for p, _ in found]
+    models = [(p.name, p.estimated) for p, _ in found]
     save(f"calibration-{wave}.png", lambda: calibration(models))
     titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
     picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
-    left_out = any(p.first.certification.rows.skipped.any() for p, _ in found)
+    left_out = any(p.estimated.certification.rows.skipped.any() for p, _ in found)
     note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
     if collapsed:
         names = ", ".join(f"`{point.name}`" for point in collapsed)

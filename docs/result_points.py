@@ -19,12 +19,18 @@ class Point:
     """Runs of one recipe with what their run.json and the wave's timing say."""
 
     group: Group
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # of its first run
+    beside: tuple[int, ...]  # numbers of runs side by side while it trained
     alone: float | None  # seconds of an epoch with the machine to itself
 
     @property
     def first(self) -> Summary:
         return self.group.members[0]
+
+    @property
+    def estimated(self) -> Summary:
+        """The run with the most estimators, the first of them."""
+        return max(self.group.members, key=lambda member: len(member.agreements))
 
     @property
     def name(self) -> str:
@@ -42,8 +48,8 @@ class Point:
     def training(self) -> str:
         if self.seconds is None:
             return "–"
-        beside = int(self.facts["side_by_side"])
-        shared = "" if self.alone is not None or beside == 1 else f" ({beside} side by side)"
+        beside = " and ".join(map(str, self.beside))
+        shared = "" if self.alone is not None or beside == "1" else f" ({beside} side by side)"
         return duration(self.seconds) + shared
 
 
@@ -66,11 +72,12 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
     timing = alone_seconds(results, wave)
     found = []
     for group in by_recipe(summaries):
-        run = group.members[0].certification.path.parent / "run.json"
-        facts = json.loads(run.read_text(encoding="utf-8"))
-        main = group.members[0].certification.path.name.startswith("certify_sigma_")
+        logs = [member.certification.path for member in group.members]
+        runs = [json.loads(log.with_name("run.json").read_text(encoding="utf-8")) for log in logs]
+        facts, main = runs[0], logs[0].name.startswith("certify_sigma_")
         if facts["status"] == "done" and (main or also):
-            found.append(Point(group, facts, timing.get(base_name(facts["name"]))))
+            beside = tuple(sorted({int(run["side_by_side"]) for run in runs}))
+            found.append(Point(group, facts, beside, timing.get(base_name(facts["name"]))))
     return found
 
 
