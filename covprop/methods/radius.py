@@ -182,14 +182,13 @@ class Radius:
             noisy = noisy.contiguous(memory_format=torch.channels_last)
         found = linearize(model, noisy, self.sigma, create_graph=True)
         logits = found.logits if found.logits.dtype == torch.float64 else found.logits.float()
-        variance = found.var.detach() if settings.detach_covariance else found.var
-        scaled, right = ratio(found.gap, variance), found.top == y
+        scaled, right = ratio(found.gap, found.var), found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
         loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)
         # A label that loses: how far it is behind, over the top two's deviation; its own would
         # cost another pass.
         behind = (logits.gather(1, y[:, None]) - logits.gather(1, found.top[:, None])).squeeze(1)
-        radius = self.sigma * torch.where(right, scaled, ratio(behind, variance))
+        radius = self.sigma * torch.where(right, scaled, ratio(behind, found.var))
         return Losses(loss, logits.detach(), radius.detach())
 
     def propagator(self, model: nn.Module) -> Propagator:
