@@ -1,5 +1,6 @@
 """Accuracy of the base classifier, against counting by hand."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from covprop import data
 from covprop.train import Recipe
 from covprop.train.distributed import World
 from covprop.train.evaluate import accuracy
+from covprop.train.options import NoiseOptions
 
 Make = Callable[..., Recipe]
 
@@ -31,7 +33,9 @@ class Bright(nn.Module):
 def test_counts_with_and_without_noise(tiny: Make) -> None:
     test = data.load("digits", "test")
     model = Bright().train()
-    noisy, clean = accuracy(model, test, tiny(batch_size=100), World(0, 1, torch.device("cpu")))
+    # Noise as the run is made for, not the share of it that training draws.
+    recipe = dataclasses.replace(tiny(batch_size=100), noise=NoiseOptions(0.25, share=0.5))
+    noisy, clean = accuracy(model, test, recipe, World(0, 1, torch.device("cpu")))
     x = test.images.float() / 255
     right = ((x.flatten(1).mean(1) > 0.3).long() == test.labels).double().mean().item()
     assert clean == pytest.approx(right)
