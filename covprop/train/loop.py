@@ -229,7 +229,7 @@ class Trainer:
             of = "holdout" if self.recipe.data.holdout else "test"
             row |= {f"{of}_accuracy_noisy": noisy, f"{of}_accuracy_clean": clean}
         row |= self.core.end_epoch()
-        self._check_weights(row["loss"])
+        self._check_weights()
         self.rows += 1
         self.epoch, self.step, self.epoch_seconds = number, 0, 0.0
         self.sums.zero_()
@@ -254,7 +254,7 @@ class Trainer:
 
     def _save(self, sums: list[float]) -> None:
         """Write state.pt: enough to go on as if nothing had happened."""
-        self._check_weights(None)
+        self._check_weights()
         state = {
             "epoch": self.epoch,
             "step": self.step,
@@ -293,7 +293,7 @@ class Trainer:
         if self.here.first:  # the sums of all processes were saved as one
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 
-    def _check_weights(self, loss: int | float | None) -> None:
+    def _check_weights(self) -> None:
         """No checkpoint may hold weights that are not numbers: it would replace a good one."""
         if not finite(self.core):
-            raise diverged(self.out, self.epoch, self.step, loss)
+            raise diverged(self.out, self.epoch, self.step, None)

@@ -1,5 +1,6 @@
 """The loop: honest when it fails, and what it computes is what is asked."""
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from covprop.train.diverge import diverged
 from covprop.train.loop import Trainer
 from covprop.train.optimize import optimizer
 from covprop.train.schedule import lr_at
+from covprop.train.update import Update
 
 Make = Callable[..., Recipe]
 
@@ -93,9 +95,9 @@ def test_divergence_keeps_the_last_good_checkpoint(
         train(recipe, tmp_path / "fresh")
     assert not (tmp_path / "fresh" / "state.pt").exists()
 
-    def good_until_epoch_two(self: Trainer, loss: float | None) -> None:
+    def good_until_epoch_two(self: Trainer) -> None:
         if self.epoch == 1 and self.step == 3:
-            raise diverged(self.out, self.epoch, self.step, loss)
+            raise diverged(self.out, self.epoch, self.step, None)
 
     recipe = tiny(checkpoint_minutes=0)
     monkeypatch.setattr(Trainer, "_check_weights", good_until_epoch_two)
@@ -104,6 +106,24 @@ def test_divergence_keeps_the_last_good_checkpoint(
     state = checkpoint.load_state(tmp_path / "run" / "state.pt")
     assert (state["epoch"], state["step"]) == (1, 2)
     assert all(v.isfinite().all() for v in state["model"].values())
+
+
+def test_weights_that_are_no_numbers_write_no_row(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step of an epoch may spoil them while every loss was still fine."""
+    step, done = Update.__call__, itertools.count(1)
+
+    def spoil(self: Update, batch: data.Batch, epoch: int) -> None:
+        step(self, batch, epoch)
+        if next(done) == self.steps:
+            next(self.core.parameters()).data.fill_(torch.nan)
+
+    monkeypatch.setattr(Update, "__call__", spoil)
+    with pytest.raises(CovpropError, match=r"epoch 1 at step 7 \(weights are no longer numbers"):
+        train(tiny(), tmp_path)
+    rows = tmp_path / "metrics.jsonl"
+    assert not rows.exists() or not rows.read_text()
 
 
 def test_the_average_is_what_is_saved(tmp_path: Path, tiny: Make) -> None:
