@@ -88,6 +88,11 @@ def load(
     name = arch or checkpoint.arch
     if name is None:
         raise InvalidInput(f"{path} does not name its architecture; add --arch, such as lenet.")
+    if arch is None and ".py:" in name:
+        raise InvalidInput(
+            f"{path} names {name} as its architecture, and no checkpoint may choose code to run; "
+            f"if it is yours, add --arch {name}."
+        )
     net = build(name, num_classes=num_classes, image_shape=image_shape)
     tensors, wrapped = _unwrap(checkpoint, net, name)
     stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]

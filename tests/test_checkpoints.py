@@ -151,6 +151,15 @@ def test_a_checkpoint_that_carries_code_is_refused(old: bool, tmp_path: Path) ->
     assert not sprung.exists()
 
 
+def test_a_checkpoint_does_not_choose_code_to_run(tmp_path: Path) -> None:
+    own, path = tmp_path / "own.py", tmp_path / "net.pth.tar"
+    own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    torch.save({"arch": f"{own}:build", "state_dict": {"w": torch.zeros(1)}}, path)
+    with pytest.raises(InvalidInput, match=r"if it is yours, add --arch .*own\.py:build"):
+        checkpoints.load(path, **DATA)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_whole_pickled_model_is_refused(net: nn.Module, tmp_path: Path) -> None:
     torch.save(net, tmp_path / "whole.pth")
     with pytest.raises(InvalidInput, match="carries code"):

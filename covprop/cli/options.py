@@ -56,7 +56,10 @@ Arch = Annotated[
     str | None, typer.Option(help="Architecture of a checkpoint file that does not name it.")
 ]
 Dataset = Annotated[
-    str | None, typer.Option(help="Data set.", show_default="the run's; checkpoint files need it")
+    str | None,
+    typer.Option(
+        help="Data set, by name or path.", show_default="the run's; checkpoint files need it"
+    ),
 ]
 Normalized = Annotated[
     bool | None,

@@ -104,6 +104,8 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tenso
 
     pictures = []
     for path in paths:
+        if not path.exists():
+            raise InvalidInput(f"There is no image {path}.")
         if shape == (3, CROP, CROP):
             pictures.append(read_image(path, "none", random.Random(0)))
             continue

@@ -1,5 +1,6 @@
 """What verbs on a trained model share: the model meant, its σ and device, and its images."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from covprop.device import place
-from covprop.errors import InvalidInput
+from covprop.errors import CovpropError, InvalidInput
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +64,15 @@ class Subject:
 
     def class_names(self) -> tuple[str, ...]:
         """The data set's own names for the classes, or their numbers."""
-        from covprop.data import DATASETS
+        from covprop import data
 
-        names = DATASETS[self.dataset].classes if self.dataset in DATASETS else ()
+        names: tuple[str, ...] = ()
+        if self.dataset in data.DATASETS:
+            names = data.DATASETS[self.dataset].classes
+        else:
+            # An own set says its names itself; it need not be there any more.
+            with contextlib.suppress(CovpropError):
+                names = data.load(self.dataset, "test").classes
         return names if len(names) == self.num_classes else tuple(map(str, range(self.num_classes)))
 
     def choose_positions(
@@ -99,24 +106,30 @@ def open_subject(
             f"There is no run folder or checkpoint {run}; `covprop train RECIPE --out {run}` "
             "would make one."
         )
-    from covprop import checkpoints
+    from covprop import checkpoints, data
     from covprop.data import DATASETS
     from covprop.names import nearest
 
-    if dataset not in DATASETS:
+    own = dataset is not None and Path(dataset).expanduser().exists()
+    if dataset is None or (dataset not in DATASETS and not own):
         what = f'there is no data set "{dataset}"{nearest(dataset, DATASETS)}' if dataset else ""
         raise InvalidInput(
             f"{what or f'{run} does not say what it was trained on'}; "
-            f"add --dataset with one of {', '.join(DATASETS)}."
+            f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."
         )
-    facts = DATASETS[dataset]
+    facts: data.Facts | data.Images | data.FolderImages
+    if dataset in DATASETS:
+        facts = DATASETS[dataset]
+    else:
+        dataset = str(Path(dataset).expanduser().resolve())
+        facts = data.load(dataset, "test")
     model = checkpoints.load(
         run,
         arch=arch,
         num_classes=facts.num_classes,
         image_shape=facts.image_shape,
-        mean=facts.mean,
-        std=facts.std,
+        mean=facts.mean or (),
+        std=facts.std or (),
         normalize=normalize,
     )
     name = arch or checkpoints.read(run).arch or ""

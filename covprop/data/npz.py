@@ -59,7 +59,8 @@ def _splits(arrays: dict[str, NDArray[Any]], path: Path) -> tuple[Pair, Pair]:
             a, b, c, d = (arrays[name] for name in names)
             return (a, b), (c, d)
     if "images" in arrays and "labels" in arrays:
-        images, labels = arrays["images"], arrays["labels"]
+        images = _channels_first(arrays["images"], path)
+        labels = _whole_numbers(arrays["labels"], path)
         if images.shape[:1] != labels.shape[:1]:
             raise InvalidInput(f"{path}: {len(images)} images but {len(labels)} labels.")
         test = np.arange(len(images)) % TEST_EVERY == 0
@@ -87,8 +88,8 @@ def _whole_numbers(labels: NDArray[Any], path: Path) -> NDArray[np.integer]:
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or not np.issubdtype(flat.dtype, np.integer):
         raise InvalidInput(
-            f"{path}: labels must be whole numbers [n], these are {labels.dtype} "
-            f"{list(labels.shape)}."
+            f"{path}: labels must be whole numbers [n], one class number an image, but these are "
+            f"{labels.dtype} of shape {'×'.join(map(str, labels.shape))}; convert them first."
         )
     return flat
 

@@ -63,6 +63,11 @@ def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
     if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
         noisy = noisy.contiguous(memory_format=torch.channels_last)
     logits = model(noisy)
+    if not isinstance(logits, Tensor):
+        raise InvalidInput(
+            f"The model returned a {type(logits).__name__}; a classifier must return one tensor of "
+            "logits of shape (images, classes)."
+        )
     if logits.ndim != 2 or len(logits) != len(noisy):
         raise InvalidInput(
             f"The model returned a tensor of shape {tuple(logits.shape)} for {len(noisy)} images; "

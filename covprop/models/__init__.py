@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from covprop.errors import InvalidInput
+from covprop.errors import CovpropError, InvalidInput
 from covprop.models.cifar_resnet import CifarResNet
 from covprop.models.cnn9 import CNN9
 from covprop.models.lenet import LeNet
 from covprop.models.normalize import Normalize
-from covprop.models.own import load_function
+from covprop.models.own import failed, load_function
 from covprop.models.preact_resnet import PreActResNet
 from covprop.names import unknown
 from covprop.options import call
@@ -62,7 +62,12 @@ def build(
     if num_classes < 2:
         raise InvalidInput(f"A classifier needs at least two classes, not {num_classes}.")
     facts = {"num_classes": num_classes, "image_shape": image_shape}
-    net = call("model", find(name), facts, options)
+    try:
+        net = call("model", find(name), facts, options)
+    except Exception as error:
+        if isinstance(error, CovpropError) or ".py:" not in name:
+            raise
+        raise failed(name, error) from error
     if not isinstance(net, nn.Module):
         raise InvalidInput(
             f'Model "{name}" returned a {type(net).__name__}, but must return an nn.Module.'

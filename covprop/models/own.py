@@ -30,13 +30,19 @@ def load_function(name: str) -> Callable[..., nn.Module]:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        raise InvalidInput(f'Model "{name}": {path} failed{_where(error, path)}.') from error
+        raise failed(name, error) from error
     finally:
         sys.path.remove(str(path.parent))
     found = getattr(module, function, None)
     if not callable(found):
         raise InvalidInput(f'Model "{name}": {path} defines no function "{function}".')
     return found
+
+
+def failed(name: str, error: Exception) -> InvalidInput:
+    """What to raise when the user's file, or its function, raised `error`."""
+    path = Path(name.rpartition(":")[0]).expanduser().resolve()
+    return InvalidInput(f'Model "{name}": {path} failed{_where(error, path)}.')
 
 
 def _where(error: Exception, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,15 @@ def unsupported(model: str, faults: Sequence[Fault]) -> UnsupportedModel:
     return error
 
 
-_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_COVPROP = Path(__file__).parents[1]
+# Whoever asks (covprop.methods and so on) is not where the model is written.
+_NOT_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(torch.__file__).parent,
+        *(path for path in _COVPROP.iterdir() if path.is_dir() and path.name != "models"),
+    )
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 

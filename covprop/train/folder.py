@@ -71,11 +71,14 @@ def claim(out: Path, config: Config) -> None:
     write(path, dumps(config).encode())
 
 
+NAMES = ("config.toml", "labels.tsv", "metrics.jsonl")
+
+
 def to_come(out: Path) -> tuple[str, ...]:
-    """What a run that begins in `out` will write there before its first step."""
+    """What a run that begins in `out` will write there before its first epoch ends."""
     if (out / "config.toml").exists():
         return ()
-    return tuple(name for name in ("config.toml", "labels.tsv") if not (out / name).exists())
+    return tuple(name for name in NAMES if not (out / name).exists())
 
 
 def withdraw(out: Path, names: tuple[str, ...]) -> None:
@@ -83,7 +86,8 @@ def withdraw(out: Path, names: tuple[str, ...]) -> None:
 
     `names` are what was `to_come`: a file that lay there before is not the run's.
     """
-    if not (out / "state.pt").exists() and not (out / "metrics.jsonl").exists():
+    rows = out / "metrics.jsonl"
+    if not (out / "state.pt").exists() and not (rows.exists() and rows.stat().st_size):
         for name in names:
             (out / name).unlink(missing_ok=True)
 

@@ -29,6 +29,7 @@ from covprop.train.setup import (
     check_batch,
     claimed,
     keep_labels,
+    try_model,
     with_facts,
     with_labels,
 )
@@ -100,6 +101,7 @@ class Trainer:
         self.options = recipe.train
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
+        try_model(self.model, recipe, here.device)
         self.optimizer = optimizer(self.core, self.options)
         self.average = Average(self.model, self.options.ema) if self.options.ema else None
         self.update = Update(

@@ -14,7 +14,7 @@ from torch import nn
 
 from covprop import data, files, methods, models, noise
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
-from covprop.errors import CovpropError, InvalidInput
+from covprop.errors import InvalidInput
 from covprop.train import checkpoint, folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
@@ -29,6 +29,10 @@ def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe
         given = getattr(options, key)
         if given is not None and given != fact:
             raise InvalidInput(f"data.{key} is {given} in the recipe, but {fact} in {split.name}.")
+    if split.num_classes < 2:
+        raise InvalidInput(
+            f"{options.name} has one class only; a classifier needs images of at least two."
+        )
     for key in ("mean", "std"):
         facts[key] = (getattr(options, key) or getattr(split, key)) if options.normalize else None
     return dataclasses.replace(recipe, data=dataclasses.replace(options, **facts))
@@ -55,7 +59,8 @@ def claimed(
 ) -> Iterator[None]:
     """The first process makes and holds the folder; all fail together if it cannot.
 
-    A recipe that is refused inside leaves a folder that was fresh without a config.
+    A run that fails inside before there is anything to go on from (a recipe that is refused, too
+    little memory for its batch) leaves a folder that was fresh without a config.
     """
 
     def prepare() -> None:
@@ -70,7 +75,7 @@ def claimed(
     try:
         here.first_does(lambda: folder.claim(out, recipe.as_dict()))
         yield
-    except CovpropError:
+    except Exception:
         if here.first:
             folder.withdraw(out, names)
         raise
@@ -122,6 +127,32 @@ def build_model(recipe: Recipe, purpose: str = "weights") -> nn.Module:
         std=facts.std,
         **options,
     )
+
+
+def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Refuse a user's own model that does not fit the data, before there is anything to lose."""
+    name, shape, classes = recipe.model["name"], recipe.data.image_shape, recipe.data.num_classes
+    if ".py:" not in name:
+        return
+    assert shape is not None
+    image = torch.zeros(1, *shape, device=device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(image)
+    except Exception as error:
+        raise InvalidInput(
+            f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
+            f"{type(error).__name__}: {error}"
+        ) from error
+    model.train()
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, classes):
+        found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise InvalidInput(
+            f'Model "{name}" returns {found} for one image where {recipe.data.name} has {classes} '
+            f"classes; let it return logits [1, {classes}], for which its function may take "
+            "num_classes and image_shape as parameters."
+        )
 
 
 def build_method(

@@ -153,6 +153,26 @@ def test_a_checkpoint_file(cli: Cli, tmp_path: Path) -> None:
     assert len(table(tmp_path / "net.certify_sigma_0.12.tsv")) == 9
 
 
+def test_a_checkpoint_file_on_an_own_set(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    """The rows of the run itself: what is exported can be read back."""
+    digits = data.load("digits", "test")
+    images, labels = digits.images.numpy(), digits.labels.numpy()
+    named = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    np.savez(tmp_path / "own.npz", **named)
+    (tmp_path / "net.py").write_text(
+        "from covprop.models import build as make\n"
+        "def build(num_classes, image_shape):\n"
+        "    return make('lenet', num_classes=num_classes, image_shape=image_shape, width=4)\n"
+    )
+    words = ["--arch", tmp_path / "net.py:build", "--dataset", tmp_path / "own.npz"]
+    weights = run_folder / "model.safetensors"
+    code, _, err = cli("certify", weights, *words, "--sigma", 0.25, *QUICK)
+    assert code == 0, err
+    assert cli("certify", run_folder, *QUICK)[0] == 0
+    rows = [table(run_folder / f"{stem}certify_sigma_0.25.tsv") for stem in ("model.", "")]
+    assert [row[:5] for row in rows[0]] == [row[:5] for row in rows[1]]
+
+
 def test_images_in_class_folders(cli: Cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):

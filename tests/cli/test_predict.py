@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from covprop import data
 from covprop.certify import predict
+from covprop.cli.predict import _read_pictures
+from covprop.errors import InvalidInput
 from covprop.run import Run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -62,3 +65,29 @@ def test_pictures_that_do_not_fit(
     code, _, err = cli("predict", run_folder, path, "--n", 100)
     assert code == 2
     assert message in err
+
+
+def test_an_own_set_names_its_classes(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    digits = data.load("digits", "test")
+    names = [f"digit {k}" for k in range(10)]
+    own = tmp_path / "own.npz"
+    np.savez(own, images=digits.images.numpy(), labels=digits.labels.numpy(), classes=names)
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace('"digits"', f'"{own}"'))
+    picture = tmp_path / "0.png"
+    Image.fromarray(digits.images[0, 0].numpy()).save(picture)
+    code, out, err = cli("predict", run_folder, picture, "--n", 300)
+    assert code == 0, err
+    _, number, name, _ = out.strip().split("\t")
+    assert name == f"digit {number}"
+    own.unlink()  # pictures need no data set: numbers then
+    _, _, name, _ = cli("predict", run_folder, picture, "--n", 300)[1].strip().split("\t")
+    assert name == number
+
+
+@pytest.mark.parametrize("side", [8, 224])
+def test_a_picture_that_is_not_there(cli: Cli, run_folder: Path, side: int) -> None:
+    with pytest.raises(InvalidInput, match=r"There is no image none\.png"):
+        _read_pictures([Path("none.png")], (3, side, side))
+    code, _, err = cli("predict", run_folder, "none.png", "--n", 100)
+    assert (code, err) == (2, "covprop: There is no image none.png.\n")

@@ -64,9 +64,10 @@ def test_channels_first_is_kept(save):
         ({"images": X / 255, "labels": Y}, "images must be uint8"),
         ({"images": X, "labels": Y[:-1]}, "20 images but 19 labels"),
         ({"images": X, "labels": Y / 2}, "labels must be whole numbers"),
+        ({"images": X, "labels": np.eye(4)[Y]}, "these are float64 of shape 20×4; convert them"),
         ({"images": X, "labels": Y - 1}, r"label -1 of image 3 is outside 0..2"),
         ({"images": X, "labels": Y, "classes": np.array(["a", "b"])}, r"outside 0..1 \(8 such"),
-        ({"images": X[:, :, :, :2], "labels": Y}, "images of shape 16×6×5×2"),
+        ({"images": X[:, :, :, :2], "labels": Y}, "images of shape 20×6×5×2"),
         ({"images": X[:0], "labels": Y[:0]}, "there are no training images"),
         ({"images": np.array([{}] * 20), "labels": Y}, "cannot be read as an .npz of plain"),
         (

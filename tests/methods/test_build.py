@@ -123,6 +123,11 @@ def test_a_cpu_generator_seeds_noise_on_the_gpu() -> None:
     assert torch.equal(first, again)
 
 
+class TwoOutputs(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
 def test_logits_are_grouped_by_image_and_checked(net: nn.Module, batch: Batch) -> None:
     x, _ = batch
     added = torch.randn(5, 3, *SHAPE)
@@ -132,6 +137,8 @@ def test_logits_are_grouped_by_image_and_checked(net: nn.Module, batch: Batch) -
     torch.testing.assert_close(logits_of(net, last, added), logits)
     with pytest.raises(InvalidInput, match="must return logits of shape"):
         logits_of(net[:3], x, added)
+    with pytest.raises(InvalidInput, match="The model returned a tuple"):
+        logits_of(TwoOutputs(), x, added)
 
 
 def test_log_mean_softmax_survives_large_logits() -> None:

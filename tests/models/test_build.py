@@ -116,6 +116,7 @@ def test_own_file_gets_facts_options_and_its_neighbours(own: str) -> None:
 def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import torch\n\nx = unknown_name\n")
     (tmp_path / "syntax.py").write_text("x = 1\nx = = 2\n")
+    (tmp_path / "late.py").write_text("def build():\n    return unknown_name\n")
     cases = {
         str(tmp_path / "none.py:build"): "there is no file",
         f"{own}:nothing": 'defines no function "nothing"',
@@ -124,6 +125,7 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
         f"{own}:needs": "model.depth has no value",
         str(tmp_path / "broken.py:build"): "failed at line 3 with NameError",
         str(tmp_path / "syntax.py:build"): "failed at line 2 with SyntaxError",
+        str(tmp_path / "late.py:build"): "failed at line 2 with NameError",
     }
     for name, message in cases.items():
         with pytest.raises(InvalidInput, match=message):

@@ -1,6 +1,7 @@
 """check names every fault with place, reason and remedy; fix mends a copy and says so."""
 
 import operator
+import os
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop
-from covprop import UnsupportedModel, check, fix
+from covprop import UnsupportedModel, check, fix, methods
 from covprop.propagate.registry import describe
 
 
@@ -27,6 +28,22 @@ class Faulty(nn.Module):
         x = F.max_pool2d(x, 3)
         x = torch.erfinv(torch.tanh(x))
         return self.softmax(self.last(x.flatten(1)))
+
+
+def test_a_line_of_covprop_is_not_where_the_model_is_written() -> None:
+    """A model without code of its own, asked for by a training method."""
+    net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2))
+    method = methods.build("radius", sigma=0.5, input_shape=(1, 8, 8), estimator="shared")
+    with pytest.raises(UnsupportedModel) as caught:
+        method(
+            net,
+            torch.rand(2, 1, 8, 8),
+            torch.tensor([0, 1]),
+            epoch=9,
+            generator=torch.Generator(),
+        )
+    (fault,) = caught.value.faults
+    assert f"covprop{os.sep}methods" not in fault.where
 
 
 def test_every_fault_at_once_with_line_and_remedy() -> None:

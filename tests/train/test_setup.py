@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from covprop import data, methods
 from covprop.errors import CovpropError, InvalidInput
-from covprop.train import Recipe
+from covprop.train import Recipe, train
 from covprop.train.distributed import World
 from covprop.train.options import NoiseOptions
 from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
@@ -102,7 +103,7 @@ def test_a_refused_recipe_keeps_no_fresh_folder(tmp_path: Path, tiny: Make) -> N
     assert not (out / "config.toml").exists()
     assert not (out / "labels.tsv").exists()
     with claimed(out, tiny(seed=1), False, here, None):  # mended, it is no other run
-        (out / "metrics.jsonl").touch()
+        (out / "metrics.jsonl").write_text("a row")
     with pytest.raises(InvalidInput, match=r"train\.seed is 1"):
         claimed(out, tiny(), False, here, None).__enter__()
     assert (out / "config.toml").exists()
@@ -119,3 +120,65 @@ def test_a_refused_recipe_removes_no_file_that_was_there(tmp_path: Path, tiny: M
         raise InvalidInput("mend it")
     assert [path.name for path in out.iterdir() if path.name != ".lock"] == ["labels.tsv"]
     assert (out / "labels.tsv").read_text() == "made by hand"
+
+
+def test_a_run_that_failed_before_its_first_row_keeps_no_fresh_folder(
+    tmp_path: Path, tiny: Make
+) -> None:
+    """As when the first batch does not fit into memory: a smaller one is then no other run."""
+    here, out = World(0, 1, torch.device("cpu")), tmp_path / "run"
+
+    def failing(rows: str) -> None:
+        with claimed(out, tiny(), False, here, None):
+            (out / "metrics.jsonl").write_text(rows)
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failing("")
+    assert {path.name for path in out.iterdir()} <= {".lock"}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failing("a row")
+    assert (out / "config.toml").exists()
+    assert (out / "metrics.jsonl").read_text() == "a row"
+
+
+OWN = """
+from torch import nn
+
+def linear(inputs=64, outputs=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = linear()
+
+    def forward(self, x):
+        return self.net(x), x
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"name": "linear", "inputs": 65}, "fails on an image of 1×8×8 with RuntimeError: mat1"),
+        ({"name": "linear", "outputs": 9}, r"returns \[1, 9\] for one image .* 10 classes"),
+        ({"name": "linear", "outputs": 11}, r"returns \[1, 11\] for one image .* 10 classes"),
+        ({"name": "Two"}, r"returns tuple for one image .* let it return logits \[1, 10\]"),
+    ],
+)
+def test_an_own_model_that_does_not_fit_the_data(
+    tmp_path: Path, tiny: Make, model: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model["name"] = f"{tmp_path / 'own.py'}:{model['name']}"
+    with pytest.raises(InvalidInput, match=message):
+        train(tiny(model=model), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_one_class_is_said_of_the_data(tiny: Make) -> None:
+    images = data.load("digits", "train")
+    alone = dataclasses.replace(images, labels=images.labels * 0, classes=("0",))
+    with pytest.raises(InvalidInput, match="digits has one class only"):
+        with_facts(tiny(), alone)
