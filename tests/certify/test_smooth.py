@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import covprop
 from covprop.certify import Certificate, SampleWarning, certify, predict
 from covprop.certify.noise import ESTIMATE, Streams, block_size
+from covprop.certify.smooth import _prediction
 from covprop.errors import InvalidInput
 
 SHAPE = (1, 4, 4)
@@ -188,6 +189,14 @@ def test_predict_is_the_two_sided_binomial_test(n: int) -> None:
         assert (found.prediction[i] >= 0) == sure
     assert 0 < (found.prediction == -1).sum() < 12
     assert predict(model, x[0], sigma=SIGMA, n=n).prediction.ndim == 0
+
+
+def test_predict_decides_every_pair_of_counts_as_the_two_sided_test_does() -> None:
+    counts = np.array([[k, 40 - k, 0] for k in range(41)])
+    found = _prediction(counts, 40, 0.05).prediction.tolist()
+    sure = [stats.binomtest(k, 40, 0.5).pvalue <= 0.05 for k in range(41)]
+    top = counts.argmax(1).tolist()
+    assert found == [a if is_sure else -1 for a, is_sure in zip(top, sure, strict=True)]
 
 
 def test_the_model_is_evaluated_and_left_as_it_was() -> None:
