@@ -1,5 +1,6 @@
 """`covprop estimate`: closed-form radii beside the certified ones, to see how true they are."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,9 +44,10 @@ def estimate(
     covprop estimate runs/digits/radius-0.25
     covprop estimate RUN --estimator linearized --estimator sampled:200 --max 100
 
-    The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the
-    moments of the logits, no certificates. `covprop report RUN` then shows them beside
-    the certified radii of the same images, with their correlation.
+    The radii go to RUN/estimated.tsv (idx, estimator, radius), in place of earlier ones:
+    estimates from the moments of the logits, no certificates. `covprop report RUN` then
+    shows them beside the certified radii of the same images, with their correlation, where
+    σ, split and weights, which RUN/estimated.json keeps, are the same.
 
     linearized:4 takes the gradient at four noisy points, linearized at the clean image. A
     network that was trained on noise need not know clean images.
@@ -54,7 +56,7 @@ def estimate(
 
     from covprop.cli.subject import open_subject, warn
     from covprop.device import choose_device
-    from covprop.errors import UnsupportedModel
+    from covprop.errors import InvalidInput, UnsupportedModel
     from covprop.files import write
 
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
@@ -74,7 +76,15 @@ def estimate(
         typer.echo(f"{name}: mean estimated radius {sum(radii) / len(radii):.3f}")
         lines += [f"{i}\t{name}\t{r:.6g}" for i, r in zip(positions, radii, strict=True)]
     path = subject.folder / f"{subject.stem}estimated.tsv"
+    if len(lines) == 1:
+        raise InvalidInput(
+            f"No estimator that was asked for goes with this model, so {path} is as it was; "
+            "linearized and sampled go with any."
+        )
+    facts = path.with_suffix(".json")
+    facts.unlink(missing_ok=True)  # killed in between, the new radii must not have the old facts
     write(path, ("\n".join(lines) + "\n").encode())
+    write(facts, (json.dumps(subject.settings(split, sigma=level), indent=2) + "\n").encode())
     typer.echo(str(path))
 
 

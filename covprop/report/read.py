@@ -139,7 +139,7 @@ def _read_one(path: Path) -> Certification:
             "radii, their mean and p_A are lower bounds."
         )
     p_lower, p_source = _p_lower(rows, journal, sigma)
-    estimates, notes = _estimates(path, rows, sigma, trained_with)
+    estimates, notes = _estimates(path, rows, sigma, trained_with, meta)
     train_seconds, epochs = read_metrics(path.with_name("metrics.jsonl"))
     return Certification(
         name=_name(path, sigma),
@@ -185,10 +185,22 @@ def _p_lower(rows: Rows, journal: Journal | None, sigma: float | None) -> tuple[
 
 
 def _estimates(
-    path: Path, rows: Rows, sigma: float | None, trained_with: object
+    path: Path, rows: Rows, sigma: float | None, trained_with: object, meta: dict[str, Any]
 ) -> tuple[dict[str, Floats], list[str]]:
-    """Estimated radii beside the log; they are for the σ of training and for no other."""
-    estimated = path.with_name("estimated.tsv")
+    """Estimated radii beside the log, if they are for the same σ, images and weights.
+
+    Where nothing says what they are for, they are for the σ of training.
+    """
+    stem, found, _ = path.name.partition("certify_")
+    estimated = path.with_name(f"{stem if found else ''}estimated.tsv")
+    made = read_json(estimated.with_suffix(".json"))
+    known = meta if sigma is None else meta | {"sigma": sigma}
+    for key in ("sigma", "data", "split", "weights"):
+        if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):
+            what = "other weights" if key == "weights" else f"{key} = {made[key]}"
+            return {}, [f"{estimated} is for {what} and was not compared with {path.name}."]
+    if made:
+        return read_estimates(estimated, rows)
     if trained_with is None or sigma in (None, trained_with):
         return read_estimates(estimated, rows)
     if not estimated.is_file():

@@ -1,0 +1,83 @@
+"""`covprop estimate`: what its file is for, and what `covprop report` makes of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+Cli = Callable[..., tuple[int, str, str]]
+FEW = ("--estimator", "linearized", "--max", 8)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(("--sigma", 0.5), "sigma = 0.5"), (("--split", "train"), "split = train")],
+)
+def test_estimates_for_something_else_are_not_compared(
+    cli: Cli, run_folder: Path, other: tuple[str, object], what: str
+) -> None:
+    assert cli("certify", run_folder, "--n", 100, "--max", 8)[0] == 0
+    assert cli("estimate", run_folder, *FEW, *other)[0] == 0
+    code, out, err = cli("report", run_folder)
+    assert code == 0
+    assert "linearized" not in out
+    assert f"estimated.tsv is for {what} and was not compared" in err
+    assert cli("estimate", run_folder, *FEW)[0] == 0
+    code, out, err = cli("report", run_folder)
+    assert code == 0
+    assert "linearized" in out
+    assert "not compared" not in err
+
+
+def test_estimates_are_compared_at_another_sigma_than_that_of_training(
+    cli: Cli, run_folder: Path
+) -> None:
+    assert cli("certify", run_folder, "--n", 100, "--max", 8, "--sigma", 0.5)[0] == 0
+    assert cli("estimate", run_folder, *FEW, "--sigma", 0.5)[0] == 0
+    assert "linearized" in cli("report", run_folder)[1]
+
+
+def test_a_checkpoint_files_log_has_its_own_estimates(cli: Cli, run_folder: Path) -> None:
+    assert cli("estimate", run_folder, *FEW)[0] == 0
+    other = run_folder / "other.pth"
+    state = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict()
+    torch.save({"net": state, "epoch": 1}, other)
+    net = run_folder / "net.py"
+    net.write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    words = ("--arch", f"{net}:build", "--dataset", "digits", "--sigma", 0.25)
+    assert cli("certify", other, *words, "--n", 100, "--max", 8)[0] == 0
+    log = run_folder / "other.certify_sigma_0.25.tsv"
+    assert "linearized" not in cli("report", log)[1]
+    assert cli("estimate", other, *words, *FEW)[0] == 0
+    assert "linearized" in cli("report", log)[1]
+
+
+def test_nothing_to_write_replaces_nothing(cli: Cli, run_folder: Path) -> None:
+    assert cli("estimate", run_folder, *FEW)[0] == 0
+    before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
+    net = run_folder / "net.py"
+    net.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 10))\n"
+    )
+    config = run_folder / "config.toml"
+    config.write_text(
+        config.read_text().replace('"lenet"', f'"{net}:build"').replace("width = 4\n", "")
+    )
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(16, 10))
+    from covprop.models import Normalize
+    from covprop.train.checkpoint import save_weights
+
+    save_weights(
+        run_folder / "model.safetensors",
+        torch.nn.Sequential(Normalize((0.3053,), (0.3762,)), model),
+    )
+    code, _, err = cli("estimate", run_folder, "--estimator", "shared", "--max", 8)
+    assert code == 2
+    assert "No estimator that was asked for goes with this model" in err
+    for name in ("estimated.tsv", "estimated.json"):
+        assert (run_folder / name).read_bytes() == before[name]
