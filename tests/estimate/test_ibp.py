@@ -57,6 +57,26 @@ def inside(box: Box, value: Tensor) -> bool:
     return bool(((value >= box.lower - slack) & (value <= box.upper + slack)).all())
 
 
+class Functional(nn.Module):
+    """A convolution and a linear map as calls, their biases by place and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 2, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.conv2d(x, self.conv.weight, self.conv.bias)
+        return F.linear(h.flatten(1), self.last.weight, bias=self.last.bias)
+
+
+def test_a_bias_moves_the_box_and_does_not_widen_it() -> None:
+    model, x = Functional().double(), torch.rand(2, 1, 2, 2, dtype=torch.float64)
+    box = ibp(model, x, 0.1)
+    modules = nn.Sequential(model.conv, nn.Flatten(), model.last)
+    torch.testing.assert_close(box, ibp(modules, x, 0.1))
+    torch.testing.assert_close(box.center, model(x).detach())
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_sampled_points_stay_inside_every_box(activation: nn.Module) -> None:
     model = Everything(activation).double().eval()

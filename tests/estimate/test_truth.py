@@ -6,7 +6,7 @@ from torch import nn
 
 from covprop.errors import InvalidInput
 from covprop.estimate import margin
-from covprop.estimate.truth import Truth, estimator_table, largest, measured_variance
+from covprop.estimate.truth import Truth, _compare, estimator_table, largest, measured_variance
 
 
 def linear_model() -> nn.Module:
@@ -31,6 +31,16 @@ def test_measured_variance_of_a_linear_map() -> None:
     weight = model[1].weight.double()
     exact = 0.09 * (weight[answer.top] - weight[answer.runner_up]).square().sum(1)
     assert torch.allclose(found, exact, rtol=0.05)
+
+
+def test_quantiles_and_correlation_of_known_ratios() -> None:
+    measured = torch.logspace(0, 2, 11, dtype=torch.float64)
+    ratio = torch.arange(1.0, 12.0, dtype=torch.float64)
+    found = _compare("shared", ratio * measured, measured)
+    assert (found.low, found.median, found.high) == pytest.approx((2.0, 6.0, 10.0))
+    logs = torch.stack([(ratio * measured).log(), measured.log()])
+    assert found.correlation == pytest.approx(torch.corrcoef(logs)[0, 1].item())
+    assert found.images == 11
 
 
 def test_a_large_network_is_spared_the_dense_estimator() -> None:

@@ -1,13 +1,15 @@
 """A run folder is claimed, continued or refused, and nothing in it is lost."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from covprop.errors import CovpropError, InvalidInput
-from covprop.train import Recipe, folder
+from covprop.train import Recipe, checkpoint, folder
 
 Make = Callable[..., Recipe]
 CONFIG = {"noise": {"sigma": 0.25}, "train": {"epochs": 3, "device": "cpu"}}
@@ -49,6 +51,24 @@ def test_a_run_from_before_an_option_existed_goes_on(tmp_path: Path, tiny: Make)
     late = tiny({"name": "consistency", "from_epoch": 1}).as_dict()
     with pytest.raises(InvalidInput, match=r"method\.from_epoch is 0, and now it is 1"):
         folder.claim(tmp_path, late)
+
+
+def test_a_run_in_training_is_not_moved_aside(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    folder.make(out)
+    folder.claim(out, CONFIG)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from covprop.train import folder\n"
+        "print(folder.move_aside(Path(sys.argv[1])))\n"
+    )
+    command = [sys.executable, "-c", code, str(out)]
+    with checkpoint.locked(out):
+        held = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Another process is training into" in held.stderr
+    assert (out / "config.toml").exists()
+    free = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert free.stdout.strip() == str(tmp_path / "run.old-1")
 
 
 def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:

@@ -108,6 +108,24 @@ def test_divergence_keeps_the_last_good_checkpoint(
     assert all(v.isfinite().all() for v in state["model"].values())
 
 
+def test_the_estimated_radius_is_the_mean_of_those_there_are(tmp_path: Path, tiny: Make) -> None:
+    """With a share of 1/2 the other half of each batch has none, and does not count as 0."""
+    seen: list[torch.Tensor] = []
+    call = methods.Radius.__call__
+
+    def note(self: methods.Radius, *given: Any, **more: Any) -> methods.Losses:
+        losses = call(self, *given, **more)
+        seen.append(losses.radius)  # type: ignore[arg-type]
+        return losses
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods.Radius, "__call__", note)
+        train(tiny({"name": "radius", "share": 0.5}, epochs=1), tmp_path)
+    radii = torch.cat(seen)
+    assert radii.isnan().double().mean().item() == 0.5
+    assert rows(tmp_path)[0]["estimated_radius"] == pytest.approx(radii.nanmean().item(), rel=1e-5)
+
+
 def test_weights_that_are_no_numbers_write_no_row(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
