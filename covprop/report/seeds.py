@@ -50,8 +50,8 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 def by_recipe(summaries: Sequence[Summary]) -> list[Group]:
     """Every recipe with its runs, in the order of the first one of each.
 
-    Runs belong together if their folders lie side by side and their resolved recipes and the
-    settings of their certification are equal but for the seed.
+    Runs belong together if their folders lie side by side, the same images were certified, and
+    their resolved recipes and the settings of their certification are equal but for the seed.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -67,7 +67,7 @@ def _key(summary: Summary) -> str:
     if isinstance(config.get("train"), dict):
         config["train"].pop("seed", None)
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
-    parts = (str(c.path.parent.parent), c.path.name, repr(config), repr(meta), len(c.rows))
+    parts = (str(c.path.parent.parent), c.path.name, repr(config), repr(meta), c.rows.idx.tolist())
     return "\n".join(map(str, parts))
 
 

@@ -61,6 +61,14 @@ def test_an_option_that_came_later_at_its_default_makes_no_other_recipe(tmp_path
     assert [len(group.members) for group in by_recipe(summaries)] == [2, 1]
 
 
+def test_other_images_are_another_table_row(tmp_path: Path) -> None:
+    logs = [seeded(tmp_path / f"a-seed{seed}", seed) for seed in (1, 2, 3)]
+    lines = logs[2].read_text().splitlines(keepends=True)
+    logs[2].write_text("".join([*lines[:-1], lines[-1].replace("780\t", "781\t", 1)]))
+    _, summaries = summarize(read([tmp_path])[0])
+    assert [len(group.members) for group in by_recipe(summaries)] == [2, 1]
+
+
 def test_bare_logs_stay_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         log = make_run(tmp_path / name, 1)
