@@ -61,6 +61,11 @@ def test_journal_of_another_log_is_not_used(tmp_path: Path) -> None:
     journal, warnings = read_journal(other.with_suffix(".rows.jsonl"), read_tsv(log))
     assert journal is None
     assert "contradicts" in warnings[0]
+    path = log.with_suffix(".rows.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["predict"] += 1  # another class, though with the same radius
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_journal(path, read_tsv(log))[0] is None
 
 
 def test_journal_that_lacks_a_row_is_not_used(tmp_path: Path) -> None:
