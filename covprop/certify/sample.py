@@ -196,9 +196,9 @@ class Sampler:
             # `contiguous` would leave images of one channel as they are, and the layers with them.
             noisy = torch.empty_like(noisy, memory_format=torch.channels_last).copy_(noisy)
         if self.dtype in (None, torch.float32):
-            return self.model(noisy).float()
+            return _tensor(self.model(noisy)).float()
         with torch.autocast(self.device.type, dtype=self.dtype):
-            return self.model(noisy).float()
+            return _tensor(self.model(noisy)).float()
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -264,3 +264,12 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
     if any(i < 0 for i in given):
         raise InvalidInput("an image's index cannot be negative")
     return given
+
+
+def _tensor(logits: object) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise InvalidInput(
+            "the model must return one tensor of logits [batch, classes], but it returned a "
+            f"{type(logits).__name__}; wrap it in a function that does"
+        )
+    return logits

@@ -60,6 +60,8 @@ def margin(
         raise InvalidInput(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}.")
     if x.ndim < 2 or not len(x):
         raise InvalidInput(f"x has shape {list(x.shape)}: give a batch of at least one image.")
+    if not x.is_floating_point():
+        raise InvalidInput(f"x is {x.dtype}: give float images with pixels in [0, 1].")
     sigma = check_sigma(sigma)
     if options.get("create_graph"):  # part of a training step, in the model's own mode
         return ESTIMATORS[estimator](model, x, sigma, **options)

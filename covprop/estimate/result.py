@@ -25,13 +25,19 @@ class Margin(NamedTuple):
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits, or one sentence where it does not take such images."""
     try:
-        return model(x)
-    except RuntimeError as error:
+        logits = model(x)
+    except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
             f"on {x.device}: {first}"
         ) from error
+    if not isinstance(logits, Tensor):
+        raise InvalidInput(
+            f"{type(model).__name__} returns a {type(logits).__name__}; it must return one tensor "
+            "of logits [batch, classes]; wrap it in a module that does."
+        )
+    return logits
 
 
 def margin_of(mean: Tensor, var: Tensor, sigma: float, top: Tensor, runner_up: Tensor) -> Margin:

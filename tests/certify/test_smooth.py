@@ -269,6 +269,8 @@ def test_mistakes_are_one_sentence(x: Tensor, options: dict[str, float], message
 def test_a_model_without_logits_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"logits \[batch, classes\].*returned \[2\]"):
         certify(lambda x: x.mean((1, 2, 3)), images(1), sigma=SIGMA, n=500)
+    with pytest.raises(InvalidInput, match=r"one tensor of logits .* it returned a tuple"):
+        certify(lambda x: (x, x), images(1), sigma=SIGMA, n=500)
 
 
 def test_another_scale_on_purpose() -> None:

@@ -14,7 +14,7 @@ from oracles import (
 )
 from torch import Tensor, nn
 
-from covprop import PAPER, HermiteActivation, InvalidInput, Margin, Propagator, margin
+from covprop import PAPER, CovpropError, HermiteActivation, InvalidInput, Margin, Propagator, margin
 from covprop.estimate import ESTIMATORS
 from covprop.estimate.dense import relu_covariance, series_covariance
 
@@ -201,6 +201,11 @@ def test_sampled_is_seeded_by_a_generator() -> None:
     assert torch.equal(runs[0].var, runs[1].var)
 
 
+class TwoOutputs(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.flatten(1), x
+
+
 def test_bad_input_is_one_sentence() -> None:
     model, x = Residual(), images()
     with pytest.raises(InvalidInput, match="choose one of shared, calibrated"):
@@ -216,6 +221,14 @@ def test_bad_input_is_one_sentence() -> None:
     for estimator in ESTIMATORS:
         with pytest.raises(InvalidInput, match="at least two classes"):
             margin(one, x, 0.3, estimator)
+        with pytest.raises(InvalidInput, match=r"x is torch\.uint8: give float images"):
+            margin(model, x.byte(), 0.3, estimator)
+        with pytest.raises(CovpropError, match="one tensor of logits"):
+            margin(TwoOutputs(), x, 0.3, estimator)
+    norm = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(49, 2))
+    for estimator in ("linearized", "sampled"):
+        with pytest.raises(InvalidInput, match=r"does not accept .* expected 4D input"):
+            margin(norm, x[0], 0.3, estimator)
 
 
 def test_propagated_covariance_bounds_the_sampled_one_for_a_trained_like_network() -> None:
