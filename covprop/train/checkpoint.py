@@ -32,6 +32,8 @@ def load_state(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch's words advise to run the file's code
+            reason = "it is damaged or no checkpoint of covprop"
         raise InvalidInput(
             f"Checkpoint {path} cannot be read ({reason}); put an intact copy there, or start "
             "over with --restart."
