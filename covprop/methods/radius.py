@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, draw, logits_of, require
-from covprop.noise import seeded
+from covprop.noise import Stream, seeded
 from covprop.options import NotNegative, Positive, Range, check_fields
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
@@ -203,7 +204,9 @@ class Radius:
 
     def _measure(self, prop: Propagator, x: Tensor, epoch: int, generator: torch.Generator) -> None:
         """Refresh what is measured on noisy samples: variances each step, r_max each epoch."""
-        few = x[:CALIBRATION_IMAGES]
+        if self.settings.r_max != "estimated" and self.estimator != "calibrated":
+            return
+        few = _first_images(x, generator)
         if self.settings.r_max == "estimated" and self._measured != epoch:
             with seeded(_seed_from(generator), x.device):
                 prop.measure_r_max(few)
@@ -233,6 +236,17 @@ class Radius:
         self._prop.load_state_dict(state["variances"], strict=False)
         self._prop.r_max = state["r_max"]
         self._measured = state["measured"]
+
+
+def _first_images(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Those that are measured on: the first of the global batch, the same in every process."""
+    few = x[:CALIBRATION_IMAGES].contiguous()
+    world = generator.world if isinstance(generator, Stream) else 1
+    if world == 1:
+        return few
+    parts = [torch.empty_like(few) for _ in range(world)]
+    dist.all_gather(parts, few)
+    return torch.cat(parts)[:CALIBRATION_IMAGES]
 
 
 def _seed_from(generator: torch.Generator) -> int:

@@ -26,10 +26,13 @@ def check(model: nn.Module, input_shape: Sequence[int]) -> None:
     build(model, tuple(input_shape), PAPER)
 
 
+UNDILATED = (1, (1,), (1, 1), (1, 1, 1))
+
+
 def average_pool(layer: nn.Module) -> nn.Module | None:
     """The average pool with a max pool's windows; padding does not count, as it never wins."""
     for dimension in ("1d", "2d", "3d"):
-        if type(layer) is getattr(nn, f"MaxPool{dimension}") and layer.dilation == 1:
+        if type(layer) is getattr(nn, f"MaxPool{dimension}") and layer.dilation in UNDILATED:
             pool = getattr(nn, f"AvgPool{dimension}")
             options = {"ceil_mode": layer.ceil_mode, "count_include_pad": False}
             return pool(layer.kernel_size, layer.stride, layer.padding, **options)

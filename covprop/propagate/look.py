@@ -98,10 +98,39 @@ class Look(nn.Module):
 
 def operands_of(step: Step) -> list[Any]:
     """The operands of a call: the list that cat takes, or else the first two arguments."""
+    if "tensors" in step.kwargs:
+        return list(step.kwargs["tensors"])
     given = [*step.args, *step.kwargs.values()]
     if given and isinstance(given[0], tuple | list):
         return list(given[0])
     return given[:2]
+
+
+def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fault]:
+    """Steps that change, in place, memory that is read later under another name, as in
+    `y = x.view(…); y.relu_(); use(x)`: the steps would go on with the old x."""
+    last_read = {slot: n for n, step in enumerate(steps) for slot in refs((step.args, step.kwargs))}
+    last_read[output] = len(steps)
+    return [
+        Fault(
+            *(step.name, describe(step.operation), step.where),
+            "it changes, in place, a view of a value that is read again later",
+            "take the operation that makes a new tensor (relu instead of relu_)",
+        )
+        for number, step in enumerate(steps)
+        if step.overwrites is not None
+        and any(
+            last_read.get(slot, -1) > number and _same_memory(values[slot], values[step.overwrites])
+            for slot in range(number + 1)
+            if slot != step.overwrites
+        )
+    ]
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def carries_noise(value: Any) -> bool:

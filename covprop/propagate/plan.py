@@ -56,6 +56,7 @@ class Step:
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     where: str = ""  # the user's source line
+    overwrites: int | None = None  # the slot whose value the model itself changes in place here
     random: tuple[int, ...] = ()  # slots of its random operands
     operands: tuple[int | None, ...] = ()  # slot of each operand, None for a constant
     shapes: tuple[tuple[int, ...], ...] = ()  # shape of each operand, without the batch

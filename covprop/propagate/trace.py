@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 import covprop.propagate.rules  # noqa: F401  (registers every rule)
 from covprop.errors import UnsupportedModel
 from covprop.propagate.faults import source_line, unsupported
-from covprop.propagate.look import look
+from covprop.propagate.look import hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
 from covprop.propagate.settings import Settings
@@ -130,11 +130,10 @@ def flatten_graph(
             target, args = operator.mul, (args[0], DOUBLED[target])
         name = node.target if node.op in ("call_module", "get_attr") else node.name
         kwargs = convert(dict(node.kwargs))
-        steps.append(Step(str(name), (target,), args, kwargs, source_line(node)))
+        old = slots[next(iter(node.all_input_nodes))] if in_place else None
+        steps.append(Step(str(name), (target,), args, kwargs, source_line(node), overwrites=old))
         slots[node] = len(steps)
         if in_place:  # from here on, the overwritten value is this one
-            changed = next(iter(node.all_input_nodes))
-            old = slots[changed]
             slots.update({other: len(steps) for other, slot in slots.items() if slot == old})
     return steps, output
 
@@ -146,8 +145,9 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     """
     steps, output = flatten_graph(model, *trace(model))
     two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
-    if two.faults:
-        raise unsupported(type(model).__name__, two.faults)
+    faults = [*two.faults, *hidden_writes(steps, two.values, output)]
+    if faults:
+        raise unsupported(type(model).__name__, faults)
     logits = two.values[output] if output >= 0 else None
     if not isinstance(logits, Tensor) or two.covs[output] is None or logits.ndim != 2:
         raise UnsupportedModel(

@@ -178,32 +178,40 @@ def test_a_full_disk_is_one_sentence_and_the_checkpoint_survives(tmp_path: Path)
     same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("by", ["loss", "sampling"])
-def test_two_processes_are_one_run(tmp_path: Path, by: str) -> None:
-    """Under torchrun: the same order, noise and weights up to rounding, one log, one sentence."""
+def one_and_two_processes(folder: Path, *changes: str) -> None:
+    """The same run alone and under torchrun: order, noise and weights, one log, one sentence."""
     layers = "nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes)"
-    net = own_net(tmp_path, layers, "num_classes, image_shape, width")
-    quick = [*QUICK, "--set", "method=consistency", "--set", "weighting=radius"]
-    quick += ["--set", "weighting.from_epoch=1", "--set", f"weighting.by={by}"]
-    quick += ["--set", f"model={net}", "--set", "model.width=32"]
-    quick += ["--set", "train.batch_size=50", "--set", "train.lr=0.03"]
-    CliRunner().invoke(app, ["train", *quick, "--out", str(tmp_path / "one")])
+    net = own_net(folder, layers, "num_classes, image_shape, width")
+    quick = [*QUICK, "--set", f"model={net}", "--set", "model.width=32"]
+    for change in (*changes, "train.batch_size=50", "train.lr=0.03"):
+        quick += ["--set", change]
+    CliRunner().invoke(app, ["train", *quick, "--out", str(folder / "one")])
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    two = run(*quick, "--out", str(tmp_path / "two"), program=(*torchrun, "-m", "covprop"))
+    two = run(*quick, "--out", str(folder / "two"), program=(*torchrun, "-m", "covprop"))
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("epoch 2:") == 1
     assert two.stdout.count("The model is in") == 1
-    rows = [Run(tmp_path / name).metrics() for name in ("one", "two")]
+    rows = [Run(folder / name).metrics() for name in ("one", "two")]
     for one_row, two_row in zip(*rows, strict=True):
         for key in set(one_row) - {"seconds", "images_per_second"}:
             assert two_row[key] == pytest.approx(one_row[key], rel=1e-4), key
-    same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+    same_weights(folder / "one", folder / "two", tolerance=1e-4)
+
+
+@pytest.mark.parametrize("by", ["loss", "sampling"])
+def test_two_processes_are_one_run(tmp_path: Path, by: str) -> None:
+    weighting = ("weighting=radius", "weighting.from_epoch=1", f"weighting.by={by}")
+    one_and_two_processes(tmp_path, "method=consistency", *weighting)
     state = torch.load(tmp_path / "two" / "state.pt", weights_only=True)
     lone = torch.load(tmp_path / "one" / "state.pt", weights_only=True)
     assert lone["weights"]["start" if by == "sampling" else "radius"].nanmean() > 0  # they act
     torch.testing.assert_close(
         state["weights"]["radius"], lone["weights"]["radius"], rtol=1e-3, atol=1e-4, equal_nan=True
     )
+
+
+def test_two_processes_measure_on_the_images_of_one(tmp_path: Path) -> None:
+    one_and_two_processes(tmp_path, "method=radius", "method.estimator=calibrated")
 
 
 def test_the_help_teaches_by_example() -> None:

@@ -99,7 +99,7 @@ def test_fix_mends_a_copy_and_says_what_it_changed() -> None:
             super().__init__()
             self.body = nn.Sequential(
                 nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(),
-                nn.MaxPool2d(3, stride=2, padding=1), nn.InstanceNorm2d(8),
+                nn.MaxPool2d(3, stride=2, padding=1, dilation=(1, 1)), nn.InstanceNorm2d(8),
                 nn.Upsample(scale_factor=2, mode="bilinear"), nn.AdaptiveMaxPool2d(1),
             )  # fmt: skip
             self.last = nn.Linear(8, 4)

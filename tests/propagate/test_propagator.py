@@ -84,6 +84,26 @@ def test_in_place_relu_changes_what_is_read_later(functional: bool) -> None:
     torch.testing.assert_close(out.mean, model(x), atol=1e-7, rtol=0)
 
 
+def test_a_view_changed_in_place_is_refused_where_the_value_is_read_again() -> None:
+    class View(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.conv, self.last, self.again = nn.Conv2d(1, 2, 1), nn.Linear(8, 2), again
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            y = x.flatten(1)
+            y.relu_()  # x now holds relu(x) too
+            return self.last(y + x.flatten(1) if self.again else y)
+
+    with pytest.raises(UnsupportedModel, match=r"relu_: .* it changes, in place, a view"):
+        Propagator(View(again=True), 0.25, (1, 2, 2))
+    model = View(again=False).double()
+    x = torch.randn(6, 1, 2, 2, dtype=torch.float64)
+    out = Propagator(model, 1e-9, (1, 2, 2))(x)
+    torch.testing.assert_close(out.mean, model(x), atol=1e-7, rtol=0)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_without_a_break_forward_and_backward(training: bool) -> None:
     model, x = net()
