@@ -1,7 +1,8 @@
 """`covprop estimate`: closed-form radii beside the certified ones, to see how true they are."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,10 +45,10 @@ def estimate(
     covprop estimate runs/digits/radius-0.25
     covprop estimate RUN --estimator linearized --estimator sampled:200 --max 100
 
-    The radii go to RUN/estimated.tsv (idx, estimator, radius), in place of earlier ones:
-    estimates from the moments of the logits, no certificates. `covprop report RUN` then
-    shows them beside the certified radii of the same images, with their correlation, where
-    σ, split and weights, which RUN/estimated.json keeps, are the same.
+    The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the moments of
+    the logits, no certificates. They join earlier ones of the same σ, split and weights, which
+    RUN/estimated.json keeps, and take the place of others. `covprop report RUN` shows them
+    beside certified radii of the same images, σ, split and weights, with their correlation.
 
     linearized:4 takes the gradient at four noisy points, linearized at the clean image. A
     network that was trained on noise need not know clean images.
@@ -65,7 +66,10 @@ def estimate(
     images = subject.load_images(split, data)
     positions = subject.choose_positions(images, skip, most)
     model = subject.model.to(where)
-    lines = ["idx\testimator\tradius"]
+    path = subject.folder / f"{subject.stem}estimated.tsv"
+    facts = path.with_suffix(".json")
+    settings = subject.settings(split, sigma=level)
+    new: dict[tuple[str, str], str] = {}
     for name in estimator or DEFAULT:
         torch.manual_seed(seed)
         try:
@@ -74,18 +78,28 @@ def estimate(
             warn(f"{name} was left out: {error}")
             continue
         typer.echo(f"{name}: mean estimated radius {sum(radii) / len(radii):.3f}")
-        lines += [f"{i}\t{name}\t{r:.6g}" for i, r in zip(positions, radii, strict=True)]
-    path = subject.folder / f"{subject.stem}estimated.tsv"
-    if len(lines) == 1:
+        new |= {(str(i), name): f"{r:.6g}" for i, r in zip(positions, radii, strict=True)}
+    if not new:
         raise InvalidInput(
             f"No estimator that was asked for goes with this model, so {path} is as it was; "
             "linearized and sampled go with any."
         )
-    facts = path.with_suffix(".json")
+    lines = ["\t".join((*key, radius)) for key, radius in (_earlier(path, settings) | new).items()]
     facts.unlink(missing_ok=True)  # killed in between, the new radii must not have the old facts
-    write(path, ("\n".join(lines) + "\n").encode())
-    write(facts, (json.dumps(subject.settings(split, sigma=level), indent=2) + "\n").encode())
+    write(path, ("\n".join(["idx\testimator\tradius", *lines]) + "\n").encode())
+    write(facts, (json.dumps(settings, indent=2) + "\n").encode())
     typer.echo(str(path))
+
+
+def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Radii by (idx, estimator) that an earlier call with the same settings wrote."""
+    try:
+        if json.loads(path.with_suffix(".json").read_text(encoding="utf-8")) != settings:
+            return {}
+        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    except (OSError, ValueError):  # none, or not ours
+        return {}
+    return {(row[0], row[1]): row[2] for row in rows if len(row) == 3}
 
 
 def _radii(

@@ -81,3 +81,22 @@ def test_nothing_to_write_replaces_nothing(cli: Cli, run_folder: Path) -> None:
     assert "No estimator that was asked for goes with this model" in err
     for name in ("estimated.tsv", "estimated.json"):
         assert (run_folder / name).read_bytes() == before[name]
+
+
+def test_estimates_join_those_of_the_same_settings(cli: Cli, run_folder: Path) -> None:
+    def rows() -> dict[tuple[str, str], str]:
+        lines = (run_folder / "estimated.tsv").read_text().splitlines()
+        assert lines[0] == "idx\testimator\tradius"
+        return {(row[0], row[1]): row[2] for row in (line.split("\t") for line in lines[1:])}
+
+    words = ("--skip", 1, "--estimator")
+    assert cli("estimate", run_folder, *words, "sampled:20", "--max", 4)[0] == 0
+    first = rows()
+    assert cli("estimate", run_folder, *words, "sampled:20", "--max", 2, "--seed", 1)[0] == 0
+    again = rows()
+    assert list(again) == list(first) == [(str(i), "sampled:20") for i in range(4)]
+    assert [again[key] == first[key] for key in first] == [False, False, True, True]
+    assert cli("estimate", run_folder, *words, "linearized", "--max", 1)[0] == 0
+    assert rows() == again | {("0", "linearized"): rows()["0", "linearized"]}
+    assert cli("estimate", run_folder, *words, "linearized", "--max", 1, "--sigma", 0.5)[0] == 0
+    assert list(rows()) == [("0", "linearized")]
