@@ -71,8 +71,9 @@ def test_a_wave_is_run_and_archived(
     with tarfile.open(options.archive) as tar:
         names = {Path(name) for name in tar.getnames()}
     good = {name.name for name in names if name.parent == Path("first/good-seed0")}
-    kept = {"config.toml", "metrics.jsonl", "run.json", "job.log", "estimated.tsv"}
+    kept = {"config.toml", "metrics.jsonl", "run.json", "job.log"}
     logs = {f"certify_sigma_0.25.{kind}" for kind in ("tsv", "json", "rows.jsonl")}
+    logs |= {"estimated.tsv", "estimated.json"}
     assert good == kept | logs
     assert Path("first/bad-seed0/run.json") in names
     # What is done is not run again, and a failure only if asked for.
