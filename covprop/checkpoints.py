@@ -5,6 +5,7 @@
 | safetensors | tensors | as its keys say (`0.mean`, `0.std`), else to be told |
 | Cohen et al. | `{arch, state_dict, …}`, keys `1.…`, `1.module.…` | the data set's constants |
 | MACER | `{net, epoch}` | none |
+| PyTorch's tutorials, torchvision | `{model_state_dict, …}`, `{model, …}` | as the next |
 | bare state_dict | tensors | as its keys say, else to be told |
 """
 
@@ -31,6 +32,9 @@ from covprop.train.checkpoint import save_weights
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True}
+STATES = ("state_dict", "net", "model", "model_state_dict")
+NORMALIZED = {"net": False}
+"""Layouts that say by their name whether pixels are normalised."""
 FORMATS = ("safetensors", "onnx", "cohen")
 
 
@@ -52,19 +56,19 @@ def read(path: Path) -> Checkpoint:
         except (OSError, SafetensorError) as error:
             raise InvalidInput(f"{path} cannot be read as safetensors ({error}).") from error
     content = _unpickle(path)
-    if isinstance(content, dict) and _is_state(content.get("state_dict")):
-        arch = content.get("arch")
-        return Checkpoint(path, content["state_dict"], arch if isinstance(arch, str) else None)
-    if isinstance(content, dict) and _is_state(content.get("net")):
-        return Checkpoint(path, content["net"], normalized=False)
+    if isinstance(content, dict):
+        arch = content["arch"] if isinstance(content.get("arch"), str) else None
+        for key in STATES:
+            if _is_state(content.get(key)):
+                return Checkpoint(path, content[key], arch, NORMALIZED.get(key))
     if _is_state(content):
         return Checkpoint(path, content)
     found = f"a {type(content).__name__}"
     if isinstance(content, dict) and content:
         found = f"the keys {', '.join(map(str, list(content)[:4]))}"
     raise InvalidInput(
-        f"{path} holds {found}, but a checkpoint is {{arch, state_dict}}, {{net, epoch}} or a bare "
-        "state_dict; save the model's state_dict() instead."
+        f"{path} holds {found}, but a checkpoint is a bare state_dict or has one under "
+        f"{', '.join(STATES)}; save the model's state_dict() instead."
     )
 
 

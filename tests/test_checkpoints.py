@@ -86,11 +86,18 @@ def test_old_files_without_batch_counters(net: nn.Module, tmp_path: Path) -> Non
     torch.testing.assert_close(checkpoints.load(path, **DATA)(X), by_hand(net))
 
 
-@pytest.mark.parametrize("save", [torch.save, safetensors.torch.save_file])
+def under(key: str) -> Callable[[dict[str, Tensor], Path], None]:
+    return lambda state, path: torch.save({key: state, "epoch": 3, "optimizer": {}}, path)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [torch.save, safetensors.torch.save_file, under("model"), under("model_state_dict")],
+)
 def test_a_bare_state_dict_must_say_whether_pixels_are_normalised(
     net: nn.Module, save: Callable[[dict[str, Tensor], Path], None], tmp_path: Path
 ) -> None:
-    path = tmp_path / ("net.safetensors" if save is not torch.save else "net.pth")
+    path = tmp_path / ("net.safetensors" if save is safetensors.torch.save_file else "net.pth")
     save(net.state_dict(), path)
     with pytest.raises(InvalidInput, match=r"--normalize.*or --no-normalize"):
         checkpoints.load(path, arch="cifar_resnet20", **DATA)
