@@ -100,11 +100,12 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
     # Runs with [labels] are judged by their accuracy; nobody certifies them.
     runs = [config.parent for config in configs if "labels" not in read_config(config)[1]]
     certified = {log.parent for log in logs}
-    warnings = [
-        f"{run} is not certified yet and was left out; run `covprop certify {run}`."
-        for run in runs
-        if run not in certified
-    ]
+    open_runs = [run for run in runs if run not in certified]
+    warnings = []
+    if open_runs:
+        first, more = open_runs[0], len(open_runs) - 1
+        which = f"{first} is" if not more else f"{first} and {more} more are"
+        warnings = [f"{which} not certified yet and left out; run `covprop certify {first}`."]
     # One run that has only just begun must not stand in the way of a report on the others.
     started = [log for log in logs if log.read_bytes().strip().count(b"\n")]
     if started:

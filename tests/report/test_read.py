@@ -131,7 +131,13 @@ def test_runs_without_rows_do_not_stand_in_the_way(tmp_path: Path) -> None:
     assert found.name == "done"
     assert len(warnings) == 2
     assert "trained is not certified yet" in warnings[0]
+    for name in ("trained-2", "trained-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("[noise]\nsigma = 0.25\n")
     assert "holds no row yet" in warnings[1]
+    warnings = read([tmp_path])[1]
+    assert len(warnings) == 2
+    assert "trained and 2 more are not certified yet" in warnings[0]
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:
