@@ -98,9 +98,8 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tenso
     """Image files as [b, c, h, w] in [0, 1]; 224-pixel models get the usual central crop."""
     import numpy as np
     import torch
-    from PIL import Image, UnidentifiedImageError
 
-    from covprop.data.decode import CROP, read_image
+    from covprop.data.decode import CROP, open_image, read_image
 
     pictures = []
     for path in paths:
@@ -109,11 +108,7 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tenso
         if shape == (3, CROP, CROP):
             pictures.append(read_image(path, "none", random.Random(0)))
             continue
-        try:
-            with Image.open(path) as file:
-                image = file.convert("L" if shape[0] == 1 else "RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise InvalidInput(f"{path} cannot be read as an image ({error}).") from None
+        image = open_image(path, "L" if shape[0] == 1 else "RGB")
         if (image.height, image.width) != shape[1:]:
             raise InvalidInput(
                 f"{path} is {image.height}×{image.width} pixels, but the model takes "

@@ -7,10 +7,11 @@ and a flip. Test: the shorter side to 256, then the central 224×224.
 import math
 import random
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from covprop.errors import InvalidInput
@@ -18,20 +19,13 @@ from covprop.errors import InvalidInput
 SIDE, CROP = 256, 224
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 ATTEMPTS = 10
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def read_image(path: Path, augment: str, rng: random.Random) -> Tensor:
     """Decode one file to uint8 [3, 224, 224]; `rng` decides crop and flip."""
-    try:
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-    except FileNotFoundError:
-        raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise InvalidInput(
-            f"{path}: cannot be decoded as an image ({error}); replace or remove it."
-        ) from None
+    image = open_image(path, "RGB")
     if augment == "crop-flip":
         box = random_box(image.width, image.height, rng)
         image = image.crop(box).resize((CROP, CROP), Image.Resampling.BILINEAR)
@@ -40,6 +34,23 @@ def read_image(path: Path, augment: str, rng: random.Random) -> Tensor:
     if augment != "none" and rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
+    """Decode one file to grey ("L") or colour ("RGB") of 8 bits a channel."""
+    try:
+        with Image.open(path) as file:
+            # Pillow would cut 16-bit grey off at 255, which leaves hardly anything but white.
+            if file.mode.startswith("I"):
+                levels = np.asarray(file).astype(np.int64) >> 8
+                return Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert(mode)
+            return file.convert(mode)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None
+    except UNREADABLE as error:
+        raise InvalidInput(
+            f"{path}: cannot be decoded as an image ({error}); replace or remove it."
+        ) from None
 
 
 def centre_crop(image: Image.Image) -> Image.Image:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from covprop.data.decode import random_box, read_image
+from covprop.data.decode import open_image, random_box, read_image
 from covprop.errors import InvalidInput
 
 
@@ -77,8 +77,32 @@ def test_a_very_long_image_falls_back_to_the_centre(width, height):
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1"])
 def test_every_colour_mode_becomes_rgb(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    Image.fromarray(noise(40, 40)).convert(mode).save(path)
-    assert read_image(path, "none", random.Random(0)).shape == (3, 224, 224)
+    pixels = noise(256, 256)
+    image = Image.fromarray(pixels)
+    image.convert(mode).save(path)
+    x = read_image(path, "none", random.Random(0))
+    assert x.shape == (3, 224, 224)
+    expected = np.array(image.convert("L" if mode in "L1" else "RGB").convert("RGB"))
+    error = x.float() - torch.from_numpy(expected[16:240, 16:240]).permute(2, 0, 1)
+    assert error.mean().abs() < 4, "as bright as it was"
+    # A palette and black dots only look alike from afar, and JPEG loses a little.
+    assert error.abs().mean() < {"1": 256, "P": 32, "CMYK": 4}.get(mode, 0.01)
+
+
+def test_sixteen_bits_of_grey_keep_their_range(tmp_path):
+    levels = np.linspace(0, 65535, 256 * 256).reshape(256, 256).astype(np.uint16)
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    x = read_image(tmp_path / "a.png", "none", random.Random(0))
+    assert (x[0] == torch.from_numpy((levels // 256).astype(np.uint8)[16:240, 16:240])).all()
+    assert (x == x[:1]).all()
+    assert open_image(tmp_path / "a.png", "L").getextrema() == (0, 255)
+
+
+def test_a_picture_beyond_pillow_s_limit_is_one_sentence(tmp_path, monkeypatch):
+    Image.new("L", (30, 30)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InvalidInput, match=r"a\.png: cannot be decoded .* exceeds limit"):
+        read_image(tmp_path / "a.png", "none", random.Random(0))
 
 
 def test_a_damaged_image_is_named(tmp_path):
