@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from covprop.errors import InvalidInput
 
 Matrix = NDArray[np.float64]
 COLUMNS = ("index", "clean", "noisy")
+UNREADABLE = (OSError, ValueError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +79,12 @@ def read_matrix(path: Path | str, num_classes: int) -> Matrix:
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            values = np.load(path, allow_pickle=False)
+            values = _read_npy(path)
         else:
             text = path.read_text(encoding="utf-8").replace(",", " ").replace(";", " ")
             values = np.loadtxt(io.StringIO(text), ndmin=2)
         matrix = np.asarray(values, dtype=np.float64)
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"Transition matrix {path} cannot be read: {error}.") from None
     if matrix.shape != (num_classes, num_classes):
         raise InvalidInput(
@@ -153,7 +156,7 @@ def read_labels(path: Path | str, count: int, num_classes: int) -> Tensor:
     path = Path(path)
     try:
         values = _READERS.get(path.suffix, _read_text)(path)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"Labels {path} cannot be read: {error}.") from None
     if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
         raise InvalidInput(
@@ -165,7 +168,8 @@ def read_labels(path: Path | str, count: int, num_classes: int) -> Tensor:
 
 
 def _read_npy(path: Path) -> NDArray[Any]:
-    return np.asarray(np.load(path, allow_pickle=False))
+    with path.open("rb") as file:  # np.load would take an archive for one, and leave it open
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_npz(path: Path) -> NDArray[Any]:
@@ -177,9 +181,12 @@ def _read_npz(path: Path) -> NDArray[Any]:
 
 
 def _read_table(path: Path) -> NDArray[Any]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # Excel begins with a mark
         rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
     names = list(rows[0]) if rows else []
+    for number, row in enumerate(rows, 1):
+        if None in row.values():
+            raise ValueError(f"row {number} is too short")
     if len(names) == 1 and names[0].isdecimal():  # no head: the first line is a label too
         return _read_text(path)
     column = next((c for c in ("noisy", "label", "given_label") if c in names), None)

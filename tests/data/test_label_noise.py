@@ -102,6 +102,7 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text("noisy\tother\n2\t9\n0\t9\n1\t9\n1\t9\n")
     (tmp_path / "e.txt").write_text("2\n0\n1\n1\n")
     (tmp_path / "g.csv").write_text("2\n0\n1\n1\n")
+    (tmp_path / "h.csv").write_text("\ufeffnoisy,other\n2,9\n0,9\n1,9\n1,9\n", encoding="utf-8")
     (tmp_path / "f.csv").write_text(
         ",is_label_issue,given_label\n0,True,2\n1,False,0\n2,False,1\n3,False,1\n"
     )
@@ -118,12 +119,28 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
         ("a.txt", "0\ncat\n1\n", "cannot be read"),
         ("a.csv", "index,kind\n0,1\n1,1\n2,1\n", "one called noisy"),
         ("a.csv", "index,noisy\n0,1\n0,1\n2,1\n", "once each"),
+        ("a.tsv", "index\tnoisy\n0\t1\n1\n2\t1\n", "row 2 is too short"),
+        ("a.csv", f"label,why\n1,{'?' * 200_000}\n", "cannot be read: field larger"),
     ],
 )
 def test_given_labels_that_do_not_fit(tmp_path: Path, name: str, text: str, what: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InvalidInput, match=what):
         ln.read_labels(tmp_path / name, 3, 3)
+
+
+def test_a_torn_archive_of_labels_is_one_sentence(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", noisy=np.arange(3000) % 7)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    middle = len(whole) // 2
+    for content in (whole[:middle], whole[:middle] + b"????" + whole[middle + 4 :]):
+        for name in ("torn.npz", "torn.npy"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(InvalidInput, match=r"Labels .* cannot be read"):
+                ln.read_labels(tmp_path / name, 3000, 7)
+    (tmp_path / "torn.npy").write_bytes(whole[:middle])
+    with pytest.raises(InvalidInput, match=r"matrix .* cannot be read"):
+        ln.read_matrix(tmp_path / "torn.npy", 7)
 
 
 def test_corrupt_knows_the_truth_unless_the_labels_are_in_doubt(tmp_path: Path) -> None:
