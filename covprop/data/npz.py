@@ -98,7 +98,8 @@ def _classes(
     arrays: dict[str, NDArray[Any]], train_labels: NDArray[np.integer], path: Path
 ) -> tuple[str, ...]:
     if "classes" in arrays:
-        return tuple(str(name) for name in arrays["classes"].reshape(-1))
+        names = arrays["classes"].reshape(-1).tolist()
+        return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
     if len(train_labels) == 0:
         raise InvalidInput(f"{path}: there are no training images in it.")
     return tuple(str(label) for label in range(int(train_labels.max()) + 1))

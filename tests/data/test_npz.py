@@ -49,6 +49,8 @@ def test_an_automatic_split_covers_all_once(save):
     assert train.image_shape == (1, 6, 5)
     assert (test.images[:, 0].numpy() == X[::5, ..., 0]).all()
     assert train.classes == ("a", "b", "c", "d")
+    path = save(images=X[..., 0], labels=Y, classes=np.array([b"cat", b"dog", b"cow", b"hen"]))
+    assert load(str(path), "test").classes == ("cat", "dog", "cow", "hen")
 
 
 def test_channels_first_is_kept(save):
