@@ -122,7 +122,7 @@ def _image_files(folder: Path, name: str) -> list[str]:
     files = sorted(
         f"{name}/{entry.name}"
         for entry in os.scandir(folder)
-        if entry.name.lower().endswith(SUFFIXES)
+        if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "."  # macOS leaves ._a.jpg
     )
     if not files:
         raise InvalidInput(

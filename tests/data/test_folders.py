@@ -34,6 +34,13 @@ def test_classes_are_sorted_folders(tree):
     assert train.image_shape == (3, 224, 224)
 
 
+def test_hidden_files_and_folders_are_left_out(tree):
+    (tree / "train" / "n01" / "._n01_0.JPEG").write_bytes(b"macOS")
+    (tree / "train" / ".cache").mkdir()
+    train = load(str(tree), "train")
+    assert (len(train), train.classes) == (6, ("n01", "n02"))
+
+
 def test_labels_follow_the_training_classes(tree):
     image(tree / "train" / "n00" / "a.png")
     assert load(str(tree), "test").labels.tolist() == [1, 1, 2, 2]
