@@ -171,7 +171,7 @@ def picture_grid(
             wrong = suspects.given[i] != suspects.clean[i]
             title += " ✗" if wrong else " ✓"
             colour = "#D55E00" if wrong else "#0072B2"
-        axes.set_title(title, fontsize=8, color=colour)
+        axes.set_title(title, fontsize=8, color=colour, parse_math=False)  # "$" is a name's own
         axes.set_axis_off()
     content = io.BytesIO()
     figure.savefig(content, format="png")

@@ -107,3 +107,8 @@ def test_the_pictures_are_those_of_the_suspects(channels: int) -> None:
         assert pixels[130, 75] == 0
         assert pixels[130, 225] == 255
         assert pixels[325, 75] == 0
+
+
+def test_names_with_dollars_are_no_formulas() -> None:
+    dark = np.zeros((8, 8, 1), np.uint8)
+    assert picture_grid(example(), [dark], [r"$\x", "b$_", "c$^", "d$"]).startswith(b"\x89PNG")
