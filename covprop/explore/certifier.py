@@ -79,6 +79,7 @@ class Job:
 
     number: int
     index: int
+    label: int
     sigma: float
     n: int
     alpha: float
@@ -92,20 +93,22 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """The job for the page; the certified radius is there only when it is done."""
+        state = self.state  # once: the thread may end the job meanwhile
         found: dict[str, Any] = {
             "job": self.number,
-            "state": self.state,
+            "state": state,
             "index": self.index,
+            "label": self.label,
             "sigma": self.sigma,
             "n0": N0,
             "n": self.n,
             "alpha": self.alpha,
             "progress": min(1.0, self.done / self.passes),
         }
-        if self.error:
+        if state == "failed":
             found["error"] = self.error
         c = self.certificate
-        if self.state == "done" and c is not None:
+        if state == "done" and c is not None:
             found |= {
                 "prediction": int(c.prediction),  # −1 abstains
                 "certified_radius": number(float(c.radius)),
@@ -156,7 +159,9 @@ class Certifier:
             before = self._job
             if before is not None:
                 before.stop.set()
-            job = Job(before.number + 1 if before else 1, index, sigma, n, alpha, passes)
+            following = before.number + 1 if before else 1
+            label = int(self.explorer.images.labels[index])
+            job = Job(following, index, label, sigma, n, alpha, passes)
             self._job = job
             self._thread = threading.Thread(target=self._run, args=(job, x), daemon=True)
             self._thread.start()

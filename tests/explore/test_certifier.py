@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import covprop
 from covprop import data
 from covprop.errors import InvalidInput
-from covprop.explore.certifier import Certifier, Turns
+from covprop.explore.certifier import Certifier, Job, Turns
 from covprop.explore.compute import Explorer
 
 
@@ -38,6 +38,7 @@ def test_a_certificate_is_that_of_certify(explorer: Explorer, model: nn.Module) 
         assert found["p_lower"] == pytest.approx(float(expected.p_lower), rel=1e-4)
         assert found["count"] == int(expected.count)
         assert found["progress"] == 1.0
+        assert found["label"] == int(batch.y[index])
         assert (found["index"], found["sigma"], found["n"], found["n0"], found["alpha"]) == (
             index, 0.25, 1000, 100, 0.01,
         )  # fmt: skip
@@ -77,6 +78,29 @@ def test_a_radius_shows_only_when_it_is_certified(gate: Gate) -> None:
     assert "certified_radius" not in certifier.status(job["job"])
     gate.gate.set()
     assert "certified_radius" in finished(certifier, job["job"])
+
+
+def test_a_job_that_ends_while_it_is_told_of_is_told_as_one_or_the_other() -> None:
+    class Ending(Job):
+        """Running when first looked at, done at the second look."""
+
+        looks = 0
+
+        @property
+        def state(self) -> str:
+            self.looks += 1
+            return "running" if self.looks == 1 else "done"
+
+        @state.setter
+        def state(self, given: str) -> None:
+            pass
+
+    x, model = torch.zeros(1, 1, 1), nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    certificate = covprop.certify(model, x, sigma=0.25, n=1000, num_classes=2)
+    job = Ending(1, 0, 0, 0.25, 1000, 0.001, 1000, certificate=certificate)
+    first, then = job.status(), job.status()
+    assert (first["state"], "certified_radius" in first) == ("running", False)
+    assert (then["state"], "certified_radius" in then) == ("done", True)
 
 
 def test_another_certificate_stops_the_one_before(gate: Gate) -> None:

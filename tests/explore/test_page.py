@@ -145,6 +145,29 @@ def test_a_long_certificate_shows_progress_and_can_be_stopped(page: Any) -> None
     assert "Not certified" in text(page, "#certificate")
 
 
+def test_a_certificate_is_judged_by_the_label_of_its_own_image(
+    page: Any, explorer: Explorer
+) -> None:
+    """Also where it is asked for before the estimates of that image have come."""
+    first, second = (int(label) for label in explorer.images.labels[:2])
+    assert first != second
+    page.mouse("#next", click=True)
+    page.wait(READY)
+    page.run("['previous', 'certify'].forEach(id => document.getElementById(id).click())")
+    page.wait("document.querySelector('#certificate .big') !== null")
+    assert f"class {first} (correct) everywhere" in text(page, "#certificate")
+
+
+def test_a_certificate_that_another_page_replaces_ends_quietly(page: Any, server: Server) -> None:
+    page.run("document.getElementById('samples').add(new Option('1,000,000', 1000000))")
+    page.run("document.getElementById('samples').value = 1000000")
+    page.mouse("#certify", click=True)
+    page.wait("document.getElementById('progress').innerText.includes('image 0, σ = 0.25')")
+    server.desk.certifier.start(1, 0.25, 1000, 0.001)
+    page.wait("document.getElementById('progress').hidden")
+    assert page.run("document.getElementById('trouble').hidden")
+
+
 def test_mistakes_and_a_server_that_is_gone_are_told(page: Any, server: Server) -> None:
     channels = "(s => { s.value = %d; s.dispatchEvent(new Event('change')); })"
     page.run(channels % 9999 + "(document.getElementById('a'))")

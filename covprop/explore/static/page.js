@@ -248,7 +248,6 @@
     box.replaceChildren(heading, track, text, make("p", "dim", settings));
   }
   async function certify() {
-    const label = now.estimates.label;
     try {
       job = await post("certify", {
         index: view.index, sigma: view.sigma,
@@ -258,9 +257,9 @@
       while (job.state === "running") {
         await new Promise((resolve) => setTimeout(resolve, 250));
         job = await ask("certificate", { job: job.job });
-        certificate();
+        if (job.state === "running") certificate(); // one that was replaced tells nothing else
       }
-      if (job.state === "done") certificates.set(job.index + "|" + job.sigma, { ...job, label });
+      if (job.state === "done") certificates.set(job.index + "|" + job.sigma, job);
       trouble(job.state === "failed" ? new Error(job.error) : null);
     } catch (error) {
       trouble(error);
