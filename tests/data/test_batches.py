@@ -62,6 +62,9 @@ def test_epoch_and_seed_matter_and_nothing_else_does():
     assert torch.equal(before, torch.get_rng_state())
     assert not same(first, epoch(epoch=3))
     assert not same(first, epoch(seed=8))
+    # Not the crops alone: the order of the images is another one as well.
+    for other in ({"epoch": 3}, {"seed": 8}):
+        assert not torch.equal(first[0].index, epoch(**other)[0].index)
 
 
 @pytest.mark.parametrize("world", [2, 3, 6])
@@ -114,6 +117,9 @@ def test_augmentation_is_drawn_for_each_image():
     rows = x.sum((1, 3)).argmax(1)
     counts = torch.bincount(rows, minlength=9)
     assert counts.min() > 150
+    # Where the mark is still seen, each row goes with each column: the shifts are drawn apart.
+    seen = x.sum((1, 2, 3)) == 1
+    assert len((rows * 9 + x.sum((1, 2)).argmax(1))[seen].unique()) == 81
     flips = torch.cat([b.x for b in epoch(data, 500, augment="flip")])
     assert 0.45 < flips[:, 0, 4, 5].mean() < 0.55
     assert torch.all(flips[:, 0, 4, 5] + flips[:, 0, 4, 3] == 1)
@@ -125,6 +131,8 @@ def test_augmentation_is_drawn_for_each_image():
         ({"augment": "crop"}, "augment is 'crop'; choose one of none, flip, crop-flip"),
         ({"size": 0}, "batch size must be positive"),
         ({"rank": 2, "world": 2}, "rank < world"),
+        ({"start": -1}, "start -1"),
+        ({"workers": -1}, "workers -1"),
     ],
 )
 def test_bad_arguments(options, message):

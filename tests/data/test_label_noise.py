@@ -67,6 +67,26 @@ def test_the_seed_and_the_place_alone_decide() -> None:
     assert ((one != truth) | ~lower).all()
 
 
+def test_the_recipe_s_seed_reaches_the_draw() -> None:
+    own = torch.arange(10).repeat(50)
+    for seed in (0, 5):
+        expected = ln.draw(own, ln.pair(10, 0.45), seed=seed)
+        assert torch.equal(ln.corrupt(own, 10, name="pair", rate=0.45, seed=seed).noisy, expected)
+
+
+def test_what_rounding_leaves_over_is_the_last_class_s() -> None:
+    short = np.array([[0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # much too short, to see
+    given_ = ln.draw(torch.tensor([0] * 100 + [1] * 100 + [2]), short, seed=0)
+    assert set(given_[:100].tolist()) == {0, 2}
+    assert set(given_[100:].tolist()) == {2}
+
+
+def test_a_table_is_sorted_by_number(tmp_path: Path) -> None:
+    rows = [f"{i},{i % 3}" for i in (10, 2, 1, 0, 9, 8, 3, 4, 5, 7, 6)]
+    (tmp_path / "a.csv").write_text("\n".join(["index,noisy", *rows]))
+    assert ln.read_labels(tmp_path / "a.csv", 11, 3).tolist() == [i % 3 for i in range(11)]
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".txt"])
 def test_an_own_matrix_from_a_file(tmp_path: Path, suffix: str) -> None:
     matrix, path = np.array([[0.9, 0.1], [0.4, 0.6]]), tmp_path / f"matrix{suffix}"
