@@ -49,6 +49,15 @@ def test_train_crop_against_torch(tmp_path):
     assert flips == {True, False}
 
 
+def test_flip_turns_half_of_the_central_crops(tmp_path):
+    Image.fromarray(noise(240, 320)).save(tmp_path / "a.png")
+    plain = read_image(tmp_path / "a.png", "none", random.Random(0))
+    found = [read_image(tmp_path / "a.png", "flip", random.Random(seed)) for seed in range(40)]
+    turned = [torch.equal(x, plain.flip(-1)) for x in found]
+    assert 10 < sum(turned) < 30
+    assert all(torch.equal(x, plain) for x, t in zip(found, turned, strict=True) if not t)
+
+
 def test_boxes_have_the_right_distribution():
     rng = random.Random(0)
     boxes = np.array([random_box(400, 400, rng) for _ in range(4000)])

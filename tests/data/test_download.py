@@ -70,6 +70,16 @@ def test_any_part_that_was_left_behind(tmp_path, part):
         assert get(server, tmp_path).read_bytes() == BODY
 
 
+def test_a_part_longer_than_the_file_is_cut_off(tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 1000)
+    with FileServer({"file.bin": BODY[:64]}, "deaf") as server:
+        server.ranges.append(None)  # only the first answer would be cut
+        digest = hashlib.md5(BODY[:64]).hexdigest()
+        fetch(f"{server.url}/file.bin", tmp_path / "file.bin", digest, pause=0)
+    assert (tmp_path / "file.bin").read_bytes() == BODY[:64]
+    assert server.ranges == [None, "bytes=1000-"], "one request is enough"
+
+
 def test_an_absent_file_and_an_absent_server(tmp_path):
     with (
         FileServer({}) as server,

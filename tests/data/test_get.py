@@ -115,10 +115,13 @@ def test_single_files_missing_or_damaged(tmp_path, mnist):
     labels = "train-labels-idx1-ubyte"
     (folder / f"{labels}.gz").write_bytes(mnist[f"{labels}.gz"])
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged, and not zipped")
+    whole = gzip.decompress(mnist["t10k-labels-idx1-ubyte.gz"])
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(whole)
     with FileServer(mnist) as server:
         get("mnist", tmp_path, mirror=server.url, pause=0)
     assert len(server.ranges) == 3
     assert (folder / "t10k-images-idx3-ubyte.old").read_bytes() == b"damaged, and not zipped"
+    assert (folder / "t10k-labels-idx1-ubyte").read_bytes() == whole, "a good file stays in place"
     assert load("mnist", "train", tmp_path).labels.tolist() == [0, 1, 2]
     assert load("mnist", "test", tmp_path).labels.tolist() == [0, 1]
 

@@ -42,6 +42,15 @@ def test_named_splits(save, names):
     assert test.mean == train.mean
 
 
+def test_a_constant_channel_is_not_scaled(save):
+    grey = np.where(np.arange(3) == 1, 51, X[:16]).astype(np.uint8)
+    path = save(x_train=grey, y_train=Y[:16], x_test=X[16:], y_test=Y[16:])
+    train = load(path, "train")
+    assert train.mean[1] == pytest.approx(0.2)
+    assert train.std[1] == 1.0
+    assert train.std[0] == pytest.approx((X[:16, ..., 0] / 255).std())
+
+
 def test_an_automatic_split_covers_all_once(save):
     path = save(images=X[..., 0], labels=Y, classes=np.array(["a", "b", "c", "d"]))
     train, test = load(path, "train"), load(path, "test")
