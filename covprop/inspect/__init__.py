@@ -98,7 +98,8 @@ def exhibits(
         if "last-layer" in parts:
             own_labels, own_names = [labels[i] for i in single], [indices[i] for i in single]
             shown = last_layer.last_layer(prop, x[single], own_labels, own_names, n=n, seed=seed)
-            made.append(last_layer.exhibit(shown, classes or _numbers(prop), n))
+            names = classes or _numbers(prop)
+            made.append(last_layer.exhibit(shown, names, n, ordered=images is None))
         if "cost" in parts:
             made.append(cost.memory_exhibit(cost.layer_memory(prop.plan), False))
             made += [cost.memory_exhibit(cost.paper_memory(), True), cost.terms_exhibit()]
@@ -116,6 +117,11 @@ def _numbers(prop: Propagator) -> list[str]:
 def _depths(prop: Propagator, found: list[Layer], picked: list[Layer] | None) -> list[Layer]:
     """The layers of the distribution figure: at most eight, or three evenly spaced and the last."""
     wide = [la for la in picked or found if prop.plan.steps[la.slot - 1].out_shape[0] > 1]
+    if not wide:
+        raise InvalidInput(
+            "the distribution figure needs a layer of two channels or more, and none of the "
+            "chosen ones has them: choose another layer, or other parts."
+        )
     if picked is not None:
         return wide[:8]
     numbered = [la for la in wide if la.number is not None]

@@ -157,7 +157,7 @@ def exhibit(found: Sequence[Pair], image: int) -> Exhibit:
             moments = (*mean, cov[0, 0], cov[1, 1], cov[0, 1])
             rows.append((*where, pixel, name, *map(float, moments)))
     caption = (
-        f"Two channels of the middle pixel of test image {image} at several depths, before the "
+        f"Two channels of the middle pixel of image {image} at several depths, before the "
         f"activation. Blue: {len(found[0].draws):,} noisy copies of the image, the denser the "
         "darker. Orange: mean and covariance tracked by propagation, which all pixels and images "
         "of a layer share. Green: the covariance σ²JJᵀ of the network linearised at this image. "

@@ -109,8 +109,8 @@ COLUMNS = (
 )
 
 
-def exhibit(found: Sequence[LastLayer], classes: Sequence[str], n: int) -> Exhibit:
-    """The figure: one column an image."""
+def exhibit(found: Sequence[LastLayer], classes: Sequence[str], n: int, ordered: bool) -> Exhibit:
+    """The figure: one column an image, `ordered` by estimated radius or as they were chosen."""
     rows: list[tuple[figures.Cell, ...]] = [
         (
             *(r.image, classes[r.label], classes[r.top], classes[r.runner_up]),
@@ -121,13 +121,13 @@ def exhibit(found: Sequence[LastLayer], classes: Sequence[str], n: int) -> Exhib
         )
         for r in found
     ]
+    order = "from the smallest to the largest estimated radius" if ordered else "as chosen"
     caption = (
-        "A few images, from the smallest to the largest estimated radius. Lines: the two largest "
-        "logits, blue the first and orange the second, as the Gaussians that propagation gives; "
-        "filled: their histograms over noisy copies of the image. p is the probability that the "
-        "first beats the second. From the distance of the two and their joint variance follows "
-        "the estimated radius, without a sample and without a promise (from the shared Σ, and "
-        "from the gradient). The certified "
+        f"A few images, {order}. Lines: the two largest logits, blue the first and orange the "
+        "second, as the Gaussians that propagation gives; filled: their histograms over noisy "
+        "copies of the image. p is the probability that the first beats the second. From the "
+        "distance of the two and their joint variance follows the estimated radius, without a "
+        "sample and without a promise (from the shared Σ, and from the gradient). The certified "
         f"radius comes from {n:,} samples and is wrong with probability at most {ALPHA:g}."
     )
     names = [f"image {r.image}, {k}" for r in found for k in ("top", "runner-up")]

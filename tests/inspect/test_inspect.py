@@ -91,6 +91,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert [e.name for e in shown] == ["layers", "distribution", "last_layer"]
     assert shown[2].rows[0][0] == 2
+    assert "as chosen" in shown[2].caption  # not in the order of their radii
     assert 0 <= float(str(shown[0].rows[0][-1])) <= 1  # measured r_max of the convolution
 
 
@@ -102,6 +103,9 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         exhibits(network(), x, y, 0.2, images=[7])
     with pytest.raises(UnsupportedModel, match="MaxPool2d"):
         exhibits(nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)), x, y, 0.2)
+    thin = nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    with pytest.raises(InvalidInput, match="a layer of two channels or more"):
+        exhibits(thin, x, y, 0.2, parts=("distribution",), chosen="1")
     (tmp_path / "file").write_text("")
     with pytest.raises(CovpropError, match="file"):
         write([Exhibit("a", "A", "", ("x",), [(1,)])], tmp_path / "file")

@@ -1,6 +1,7 @@
 """The last layer: moments, probability, estimate and certificate of single images."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,11 +49,14 @@ def test_images_are_spread_by_estimated_radius(prop: Propagator) -> None:
 
 def test_the_exhibit_never_mixes_up_estimated_and_certified(prop: Propagator) -> None:
     rows = last_layer(prop, torch.rand(2, 1, 4, 4), [0, 1], [0, 1], samples=200, n=1000)
-    shown = exhibit(rows, ("$a", "b_", "c"), 1000)
-    assert "estimated radius" in shown.columns
-    assert "certified radius" in shown.columns
+    rows = [replace(row, linearized=row.linearized + 1) for row in rows]  # else as estimated
+    shown = exhibit(rows, ("$a", "b_", "c"), 1000, ordered=True)
     at = shown.columns.index("certified class")
     for row, found in zip(shown.rows, rows, strict=True):
+        named = dict(zip(shown.columns, row, strict=True))
+        assert named["estimated radius"] == found.estimated
+        assert named["linearised estimate"] == found.linearized
+        assert named["certified radius"] == found.certified
         assert row[at] == (
             "abstains" if found.prediction < 0 else ("$a", "b_", "c")[found.prediction]
         )
