@@ -97,6 +97,14 @@ def test_many_chunks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
         assert a.measured == pytest.approx(b.measured, rel=0.05)
 
 
+def test_few_samples_do_not_make_the_measured_variance_smaller() -> None:
+    """Each image's mean comes from its own samples, which costs one of twenty."""
+    model = nn.Linear(64, 64).eval()
+    nn.init.eye_(model.weight)
+    row = layer_table(Propagator(model, 0.5, (64,)), torch.rand(40, 64), samples=20)[0]
+    assert row.measured == pytest.approx(0.25, rel=0.03)
+
+
 def test_the_mode_is_left_and_the_exhibit_holds_the_numbers() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2)
