@@ -39,6 +39,7 @@ def noisy(
     the last ten epochs.
     """
     from covprop.errors import InvalidInput
+    from covprop.noisy.cleanlab import require
     from covprop.noisy.report import judge, sentences
     from covprop.train import load
 
@@ -47,6 +48,8 @@ def noisy(
             f"Recipe {recipe} has no [labels]; add --set labels=none for labels of unknown "
             'quality, or name = "pair" and a rate under [labels].'
         )
+    if cleanlab:
+        require()
     folder = train_recipe("noisy", recipe, set_, out, data, restart)
     for line in sentences(judge(folder, data, cleanlab=cleanlab)):
         typer.echo(line)

@@ -13,6 +13,16 @@ from covprop.noisy.rate import Floats, Integers
 from covprop.noisy.suspects import Suspects
 
 
+def require() -> None:
+    """Say it before a training of hours, not after, if the package is not there."""
+    try:
+        import cleanlab.filter  # noqa: F401
+    except ImportError as error:
+        raise CovpropError(
+            'This needs the package cleanlab; install it with pip install "covprop[cleanlab]".'
+        ) from error
+
+
 def compare(suspects: Suspects, probability: Floats) -> dict[str, float]:
     """What cleanlab makes of the same labels and predictions, beside this list.
 
@@ -20,15 +30,10 @@ def compare(suspects: Suspects, probability: Floats) -> dict[str, float]:
     by both among those flagged by either; `precision` and `recall` are cleanlab's, where the truth
     is known.
     """
+    require()
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
     from scipy.stats import spearmanr
-
-    try:
-        from cleanlab.filter import find_label_issues
-        from cleanlab.rank import get_label_quality_scores
-    except ImportError as error:
-        raise CovpropError(
-            'This needs the package cleanlab; install it with pip install "covprop[cleanlab]".'
-        ) from error
 
     given: Integers = suspects.given
     theirs = np.asarray(find_label_issues(given, probability, n_jobs=1))

@@ -1,10 +1,12 @@
 """`covprop noisy`, as a user calls it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["--set", "train.epochs=2", "--set", "train.decay_from=1", "--set", "model.width=4"]
@@ -56,3 +58,13 @@ def test_slips_are_one_sentence(cli: Cli, tmp_path: Path) -> None:
     assert code == 2
     assert err.count("\n") == 1
     assert not (tmp_path / "run" / "state.pt").exists()
+
+
+def test_an_absent_cleanlab_is_missed_before_training(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cleanlab.filter", None)
+    code, _, err = cli("noisy", NAME, "--cleanlab", "--out", tmp_path / "run")
+    assert code == 2
+    assert 'pip install "covprop[cleanlab]"' in err
+    assert not (tmp_path / "run").exists()
