@@ -26,7 +26,7 @@ GROUPS = {
     "norm": r"bn_|batch_norm",
     "convolution": r"fprop|dgrad|wgrad|conv|cudnn",
     "matrix product": r"gemm|nvjet|gemv|splitK|cutlass|cublas|aten::(add|b|badd)?b?mm$|triton_tem",
-    "moment-ReLU": r"moment|Moment|^_(forward|backward)|aten::(erf|exp_?)$",
+    "moment-ReLU": r"moment|Moment|^_(forward|backward|sum_parts)|aten::(erf|exp_?)$",
     "copy or cast": r"copy|Memcpy|Memset|memset|CatArray|ranspose|nchw|nhwc|[Ff]ill|clone",
     "random numbers": r"distribution|random|philox|normal_",
     "reduction": r"reduce|aten::(sum|mean|norm)",

@@ -1,10 +1,15 @@
+import pytest
 import torch
 
 from covprop.bench.floor import floor, map_numbers
 from covprop.bench.kernels import Kernel, busy_time, kernels_of, sigma_products
+from covprop.bench.layers import count_flops
+from covprop.bench.step import training_step
 from covprop.bench.subject import Subject
+from covprop.bench.timing import Timing
 
 TINY = Subject("lenet", width=2, image=8, channels=1)
+SMALL = Subject("preact_resnet18", width=16, image=8)
 
 
 def test_kernels_fall_into_groups() -> None:
@@ -21,6 +26,8 @@ def test_kernels_fall_into_groups() -> None:
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel": "optimizer",
         "void cudnn::bn_fw_tr_1C11_kernel_NHWC": "norm",
         "aten::mm": "matrix product",
+        "_backward": "moment-ReLU",
+        "_sum_parts": "moment-ReLU",
         "something new": "other",
     }
     assert {name: Kernel(name, 1.0, 1.0).group for name in names} == names
@@ -39,13 +46,32 @@ def test_operators_of_some_work_on_the_cpu() -> None:
     assert 0 < product.seconds <= busy
 
 
-def test_products_and_floor_count_the_same_operations() -> None:
-    table = sigma_products(TINY)
-    limits = floor(TINY, 4)
+def test_seconds_are_those_of_one_call() -> None:
+    a = torch.ones(512, 512)
+
+    def product(calls: int) -> float:
+        found, _ = kernels_of(lambda: torch.mm(a, a), cuda=False, calls=calls)
+        return sum(kernel.seconds for kernel in found if kernel.name == "aten::mm")
+
+    assert product(40) < 10 * product(1)
+
+
+def test_products_and_floor_count_the_same_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_a_second(sides: dict[str, object], *_: object) -> dict[str, Timing]:
+        return dict.fromkeys(sides, Timing(2.0, 1.0, 3.0, 1, 1))
+
+    monkeypatch.setattr("covprop.bench.floor.interleaved", in_a_second)
+    table = sigma_products(SMALL)
+    limits = floor(SMALL, 4)
     total = table.rows[-1]
     assert total[0] == "all"
+    assert float(total[3]) > 0.01
     assert float(total[3]) == round(limits["Σ pass, forward and backward, GFLOP"], 3)
     assert all(value > 0 for value in limits.values())
+    network = count_flops(training_step("plain", SMALL, 4))
+    assert limits["network, forward and backward, GFLOP"] == pytest.approx(network / 1e9)
+    assert limits["network at the first rate, ms"] == pytest.approx(1e3 * network / (2 * 1024**3))
+    assert limits["copy, GB/s (read and written)"] == pytest.approx(2 * 2 * 2**22 / 1e9)
 
 
 def test_map_numbers_of_lenet() -> None:
