@@ -142,7 +142,7 @@ def measure(
             say(f"{full} …")
             works[full] = _sequential(task, engine, question, fixed[best].setup)
             times |= interleaved({full: works[full].run}, task.device, replace(once, rounds=1))
-    # The best of the rounds: a ceiling is what the machine can do.
+    # Not the median but the fast end of the rounds: a ceiling is what the machine can do.
     ceiling = PRODUCTS * 2 * size**3 / times[CEILING].low
     return [
         Side(name, times[name], w.samples, w.images, flops, ceiling, w.setup, w.fill)

@@ -1,7 +1,10 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+from covprop.bench import certify as bench
 from covprop.bench.certify import LOOP, LOOP_TF32, Side, Task, measure
 from covprop.bench.certify_report import certify_report
 from covprop.bench.machine import facts
@@ -38,6 +41,17 @@ def test_every_way_is_measured() -> None:
     assert len(report.tables[0].columns) == len(report.tables[0].rows[0])
 
 
+def test_the_ceiling_is_the_rate_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_a_second(sides: dict[str, Callable[[], object]], *_: object) -> dict[str, Timing]:
+        for work in sides.values():
+            work()
+        return {name: Timing(2.0, 1.0, 3.0, 1, 1) for name in sides}
+
+    monkeypatch.setattr(bench, "interleaved", in_a_second)
+    sides = bench.measure(task(), QUICK, product_size=32)
+    assert {side.ceiling for side in sides} == {bench.PRODUCTS * 2 * 32.0**3}
+
+
 def test_share_of_the_ceiling_and_time_for_a_set() -> None:
     """10 images of 100 samples of 2 GFLOP in 4 s are 500 GFLOP/s."""
     side = Side("x", Timing(4.0, 4.0, 4.0, 1, 1), 100, 10, 2 * 10**9, 10.0**12, setup=30.0)
@@ -47,12 +61,17 @@ def test_share_of_the_ceiling_and_time_for_a_set() -> None:
 
 
 def test_times_as_fast_over_either_loop() -> None:
-    def side(name: str, seconds: float, images: int) -> Side:
-        return Side(name, Timing(seconds, seconds, seconds, 1, 1), 100, images, 1, 1.0)
+    def side(name: str, seconds: float, images: int, samples: int = 100) -> Side:
+        return Side(name, Timing(seconds, seconds, seconds, 1, 1), samples, images, 1, 1.0)
 
-    sides = [side(LOOP, 8.0, 2), side(LOOP_TF32, 4.0, 2), side("ours", 4.0, 10)]
+    sides = [side(LOOP, 8.0, 2), side(LOOP_TF32, 4.0, 2), side("ours", 4.0, 10, 8000)]
     report = certify_report(sides, task(), "net", "of runs/a", facts(torch.device("cpu")))
     assert list(report.rows[2]["times_as_fast"].values()) == pytest.approx([10.0, 5.0])
+    (table,) = report.tables
+    shown = dict(zip(table.columns, table.rows[2], strict=True))
+    assert (shown["µs a sample"], shown["seconds an image"]) == ("50", "0.4")
+    assert shown[f"times as fast as the {LOOP}"] == "10.00"
+    assert (shown["500 images"], shown["2,000 images"]) == ("3.3 min", "13.3 min")
 
 
 class Replaying(Task):
