@@ -38,6 +38,8 @@ def test_layers_are_counted_as_usual() -> None:
     for name, expected in (("preact_resnet18", 18 + 3), ("preact_resnet34", 34 + 3)):
         assert bench.weighted(bench.propagator(TINY.but(model=name))) == expected
     assert bench.weighted(bench.propagator(Subject("lenet", image=8, channels=1))) == 5
+    normed = TINY.but(norm="batch")  # whose weights are no layers
+    assert bench.weighted(bench.propagator(normed)) == 18 + 3
 
 
 def test_flops_of_a_product() -> None:
@@ -70,6 +72,23 @@ def test_every_pass_depth_and_layer_is_measured() -> None:
         ("forward", "layers"), ("forward", "flops"),
         ("forward and backward", "layers"), ("forward and backward", "flops"),
     ]  # fmt: skip
+
+
+def test_cells_have_the_units_of_their_columns() -> None:
+    def depth(layers: int, flops: int, seconds: float) -> Depth:
+        time = Timing(seconds, seconds, seconds, 1, 1)
+        return Depth(f"net{layers}", layers, "forward", flops, time)
+
+    depths = [depth(10, 2 * 10**9, 0.004), depth(20, 4 * 10**9, 0.006)]
+    report = layers_report([], {8: (2**20, 3 * 2**20)}, depths, [], TINY, facts(TINY.device))
+    _, memory, by_depth, fits = report.tables
+    assert memory.rows == [["8", "1", "3", "3.000"]]
+    shown = dict(zip(by_depth.columns, by_depth.rows[1], strict=True))
+    assert shown["ms"].startswith("6.00 ")
+    assert (shown["µs a layer"], shown["GFLOP"], shown["GFLOP/s"]) == ("300.0", "4.00", "667")
+    slopes = [dict(zip(fits.columns, row, strict=True))["slope"] for row in fits.rows]
+    assert slopes == ["200.00 µs a layer", "1000.00 µs a GFLOP"]
+    assert {row[3] for row in fits.rows} == {"+2.000"}  # milliseconds
 
 
 class Waits(TorchDispatchMode):

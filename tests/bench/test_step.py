@@ -1,4 +1,6 @@
 import math
+import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -84,6 +86,21 @@ def test_a_new_trick_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = measure(TINY, ["shared"], [2], ["mine"], QUICK)
     assert seen == ["plain", "shared"]
     assert [cell.trick for cell in cells] == ["mine", "mine"]
+
+
+def test_all_are_held_against_the_fastest_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(step: TrainingStep) -> Callable[[], None]:
+        def run() -> None:
+            time.sleep(0.2)
+            step()
+
+        return run
+
+    monkeypatch.setitem(TRICKS, "slow", slow)
+    cells = measure(TINY, ["plain", "shared"], [2], ["slow", "eager"], QUICK)
+    ratios = {(cell.method, cell.trick): cell.ratio for cell in cells}
+    assert ratios["plain", "eager"] == 1.0 < ratios["plain", "slow"]
+    assert all(cell.plain is not None and cell.plain.median < 0.2 for cell in cells)
 
 
 def test_a_failing_cell_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

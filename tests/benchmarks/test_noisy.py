@@ -4,11 +4,13 @@ import argparse
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scripts import benchmark
 
+from covprop import data
 from covprop.bench import machine
 from covprop.train import load, shipped
 
@@ -73,3 +75,26 @@ def test_epochs_that_fit() -> None:
     assert noisy.fitting(100.0, pairs, timing, 200) == int(100 / (4 * noisy.EVALUATED))
     assert noisy.fitting(1e6, pairs, timing, 200) == 200
     assert noisy.fitting(1.0, pairs, timing, 200) == 10
+
+
+def test_an_epoch_is_worked_out_from_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Trainer:
+        def __init__(self, recipe: Any, folder: Path, split: Any, *_: object) -> None:
+            self.folder = folder
+            seen.append(len(split) // recipe.train.batch_size)
+
+        def fit(self) -> None:
+            rows = [json.dumps({"seconds": seconds}) for seconds in (9.0, 10.0, 12.0)]
+            (self.folder / "metrics.jsonl").write_text("\n".join(rows))
+
+    monkeypatch.setattr(noisy, "Trainer", Trainer)
+    monkeypatch.setattr(noisy, "TIMED_STEPS", 2)
+    recipe = "noisy/digits/plain-pair-0.45"
+    options = argparse.Namespace(set=["train.device=cpu"], data=None)
+    seconds = noisy.epoch_seconds(options, recipe)
+    steps = len(data.load("digits", "train")) // load(recipe).train.batch_size
+    assert seen == [2]
+    assert steps > 2
+    assert seconds == pytest.approx(2.0 / 2 * steps)  # the third epoch: two steps in two seconds

@@ -165,6 +165,13 @@ def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -
     assert results.price(replace(job, set=later)) != results.price(job)
 
 
+def test_the_price_is_that_of_the_part_that_begins_last(options: argparse.Namespace) -> None:
+    (job, *_) = jobs.read_wave(options.wave)
+    begins = ("method.from_epoch=2", "weighting.from_epoch=6", "train.epochs=10")
+    job = replace(job, recipe="digits/radius-0.25", set=("weighting=radius", *begins))
+    assert results.price(job)[-1] == 0.6
+
+
 def _metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

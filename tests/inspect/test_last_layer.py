@@ -38,6 +38,30 @@ def test_a_linear_network_is_known_exactly(prop: Propagator) -> None:
         assert row.draws.mean(0) == pytest.approx(row.mean, abs=0.03)
 
 
+def test_each_radius_is_that_of_its_own_estimator() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    prop, x = Propagator(model, SIGMA, (1, 4, 4), PAPER), torch.rand(3, 1, 4, 4)
+    rows = last_layer(prop, x, [0, 1, 2], [0, 1, 2], samples=50, n=1000)
+    with torch.no_grad():
+        shared, linearized = (margin(model, x, SIGMA, e).radius for e in ("shared", "linearized"))
+    assert not torch.allclose(shared, linearized, rtol=0.01)
+    for k, row in enumerate(rows):
+        assert row.estimated == pytest.approx(float(shared[k]), rel=1e-4)
+        assert row.linearized == pytest.approx(float(linearized[k]), rel=1e-4)
+
+
+def test_the_share_of_samples_counts_every_class() -> None:
+    """Of three logits alike each is the largest in a third, and beats one other in a half."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(3, 16))
+        model[1].bias.zero_()
+    prop = Propagator(model, SIGMA, (1, 4, 4), PAPER)
+    (row,) = last_layer(prop, torch.zeros(1, 1, 4, 4), [0], [0], n=1000)
+    assert row.sampled == pytest.approx(1 / 3, abs=0.05)
+
+
 def test_images_are_spread_by_estimated_radius(prop: Propagator) -> None:
     x = torch.rand(40, 1, 4, 4)
     chosen = spread(prop, x)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from covprop import PAPER, InvalidInput, Propagator, models
@@ -95,6 +96,18 @@ def test_many_chunks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     parts = layer_table(prop, x, chosen, samples=128)
     for a, b in zip(whole, parts, strict=True):
         assert a.measured == pytest.approx(b.measured, rel=0.05)
+
+
+def test_skewness_to_either_side_does_not_cancel() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.bias.zero_()
+        model[0].weight.fill_(1.0)
+        model[2].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    row = layer_table(Propagator(model, 0.5, (1,)), torch.zeros(1, 1), samples=2000)[1]
+    half = np.random.default_rng(0).standard_normal(200_000).clip(0)
+    assert row.skewness == pytest.approx(float(stats.skew(half)), rel=0.2)
 
 
 def test_few_samples_do_not_make_the_measured_variance_smaller() -> None:

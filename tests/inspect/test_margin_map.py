@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtri
 
 from covprop.inspect import margin_map
 
@@ -33,3 +34,17 @@ def test_it_is_seeded_and_leaves_the_generator_alone(monkeypatch: pytest.MonkeyP
 def test_flipped_labels_are_about_the_share() -> None:
     labels = np.zeros(5000, dtype=np.int64)
     assert abs(margin_map.flip(labels, 0.2, 0).mean() - 0.2) < 0.02
+
+
+def test_a_wrong_answer_counts_as_no_certified_radius() -> None:
+    model = torch.nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([1.0, 0.0]))  # always the first class
+    points, labels = margin_map.moons(100, 0)
+    nothing = np.zeros(100, dtype=bool)
+    nothing[:4] = True
+    made = margin_map._map("same", model, points, labels, nothing, points, labels)
+    everywhere = margin_map.SIGMA * float(ndtri(0.001 ** (1 / 2000)))
+    assert made.accuracy == made.fitted == 0.5
+    assert made.certified == pytest.approx(everywhere / 2, rel=1e-4)
