@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from covprop.errors import InvalidInput
-from covprop.noisy.rate import confident_class, confident_joint, estimate_rate, lower_weight
+from covprop.noisy.rate import (
+    _estimate,
+    _off_diagonal,
+    confident_class,
+    confident_joint,
+    estimate_rate,
+    lower_weight,
+)
 
 
 def test_confident_joint_by_hand() -> None:
@@ -23,6 +30,16 @@ def test_confident_joint_by_hand() -> None:
 def test_a_class_nobody_has() -> None:
     p = np.array([[0.1, 0.2, 0.7], [0.9, 0.05, 0.05]])
     assert confident_class(np.array([0, 0]), p).tolist() == [3, 0]
+
+
+def test_equal_images_reach_their_own_mean() -> None:
+    p = np.repeat([[0.7, 0.3]], 10, 0)
+    assert confident_class(np.zeros(10, dtype=np.int64), p).tolist() == [0] * 10
+
+
+def test_a_label_of_which_nothing_is_known_counts_as_right() -> None:
+    """As a resample may have it: five images labelled 0, confident of none, and 2 of 3 right."""
+    assert _off_diagonal(np.array([[0, 0, 5], [1, 2, 0]])) == pytest.approx(1 / 8)
 
 
 def predictions(
@@ -63,6 +80,38 @@ def test_fewer_images_are_less_sure() -> None:
     p = predictions(truth, 3, 6.0, rng)
     widths = [f.high - f.low for f in (estimate_rate(given[:n], p[:n]) for n in (200, 8000))]
     assert widths[0] > 3 * widths[1]
+
+
+def test_the_bootstrap_of_a_sure_network_is_the_binomial() -> None:
+    given = np.arange(2000) % 2
+    truth = np.where(np.arange(2000) < 1400, given, 1 - given)  # 600 wrong
+    error = np.sqrt(0.3 * 0.7 / 2000)
+    for confidence, deviates in ((0.95, 1.96), (0.5, 0.674)):
+        found = estimate_rate(given, np.eye(2)[truth], confidence=confidence).confident_joint
+        assert found.rate == pytest.approx(0.3)
+        assert found.high - found.rate == pytest.approx(deviates * error, rel=0.25)
+        assert found.rate - found.low == pytest.approx(deviates * error, rel=0.25)
+
+
+def test_the_interval_is_the_hull_of_all_three() -> None:
+    """A poor network: few labels are confidently contradicted, and the two heaps run together."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 10, 1000)
+    given = np.where(rng.random(1000) < 0.1, (truth + 1) % 10, truth)
+    found = estimate_rate(given, predictions(truth, 10, 2.0, rng), resamples=5)
+    assert found.low == found.contradicted < min(found.confident_joint.low, found.mixture.low)
+    assert found.high == found.mixture.high > found.confident_joint.high
+    found = estimate_rate(given, predictions(truth, 10, 0.5, rng), resamples=5)
+    assert found.low == found.mixture.low < min(found.confident_joint.low, found.contradicted)
+    assert found.high == found.confident_joint.high > found.mixture.high
+
+
+def test_a_biased_bootstrap_still_holds_the_value() -> None:
+    """How many of 50 cells are filled: a resample of 50 counts fills about 32."""
+    rng = np.random.default_rng(0)
+    filled = _estimate(np.ones(50, int), lambda c: float((c > 0).sum()), 20, [0.025, 0.975], rng)
+    assert filled.high == filled.rate == 50
+    assert 20 < filled.low < 40
 
 
 def test_the_mixture_finds_two_heaps() -> None:

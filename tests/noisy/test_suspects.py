@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 from sklearn.metrics import average_precision_score, precision_score, recall_score
 
@@ -107,6 +108,19 @@ def test_the_pictures_are_those_of_the_suspects(channels: int) -> None:
         assert pixels[130, 75] == 0
         assert pixels[130, 225] == 255
         assert pixels[325, 75] == 0
+
+
+def test_titles_say_given_and_predicted_and_who_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda self, label, **_: titles.append(label))
+    found = find(np.array([0, 1]), np.array([[0.2, 0.8], [0.1, 0.9]]), 0.5, clean=np.array([1, 1]))
+    picture_grid(found, [np.zeros((8, 8, 1), np.uint8)] * 2, ["cat", "dog"])
+    assert titles == ["#0  0.20\ncat → dog ✗", "#1  0.90\ndog → dog ✓"]
+
+
+def test_the_share_of_flags_is_rounded() -> None:
+    p = np.full((100, 2), 0.5)
+    assert find(np.zeros(100, np.int64), p, 0.29).flagged.sum() == 29  # 0.29 · 100 < 29
 
 
 def test_names_with_dollars_are_no_formulas() -> None:
