@@ -56,6 +56,10 @@ def test_a_report_finds_the_wrong_labels(tmp_path: Path) -> None:
         assert picture.size == (1200, 975)
     assert len(sentences(summary)) == 4
     assert "misleads all three" in sentences(summary)[2], "what the interval does not cover"
+    compared = {"flagged": 12.0, "overlap": 0.5, "precision": 0.75, "recall": 0.25}
+    assert sentences(summary | {"cleanlab": compared})[4] == (
+        "cleanlab flags 12, 50% of all flagged by both; its precision 75%, recall 25%."
+    )
     summary["noise_rate"]["estimate"] = 0.8
     assert "rather the network is wrong" in sentences(summary)[3]
 
@@ -94,9 +98,13 @@ def test_own_files_are_named(tmp_path: Path) -> None:
 def test_a_radius_is_listed_where_the_method_has_one(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", {"name": "pair", "rate": 0.2}, "radius", epochs=1)
     judge(run)
-    radius = read_csv(run / "suspects.csv").radius
-    assert radius is not None
-    assert np.isnan(radius).sum() == 37  # the incomplete last batch of the only epoch
+    found = read_csv(run / "suspects.csv")
+    assert found.radius is not None
+    unseen = np.isnan(found.radius)
+    assert unseen.sum() == 37  # the incomplete last batch of the only epoch
+    assert (found.quality[unseen] == 0.1).all(), "of these any class is as likely"
+    with np.load(run / "predictions.npz") as arrays:
+        np.testing.assert_allclose(arrays["probability"].sum(1), 1, rtol=1e-5)
 
 
 def test_accuracy_is_that_of_the_last_ten_epochs() -> None:
