@@ -27,6 +27,16 @@ def test_commit_is_that_of_the_sources() -> None:
         assert done.stdout.startswith(found.removesuffix("+changes"))
 
 
+@pytest.mark.parametrize(("changed", "expected"), [("", "abc"), (" M here.py", "abc+changes")])
+def test_sources_that_differ_from_their_commit_are_marked(
+    monkeypatch: pytest.MonkeyPatch, changed: str, expected: str
+) -> None:
+    answers = {"rev-parse": "abc", "status": changed}
+    monkeypatch.setattr(machine, "_git", lambda folder, verb, *_: answers[verb])
+    monkeypatch.delenv("COVPROP_COMMIT", raising=False)
+    assert machine.commit() == expected
+
+
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert machine.commit() is None

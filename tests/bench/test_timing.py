@@ -32,8 +32,8 @@ def test_a_short_call_is_repeated_within_a_sample() -> None:
     assert count == 1 + 2 * calls
 
 
-def test_a_sleep_takes_at_least_its_time() -> None:
-    assert seconds_of(lambda: time.sleep(0.01), CPU, calls=2) >= 0.01
+def test_seconds_are_those_of_one_call() -> None:
+    assert 0.01 <= seconds_of(lambda: time.sleep(0.01), CPU, calls=20) < 0.1
 
 
 def test_summary_is_median_and_deciles() -> None:

@@ -63,6 +63,16 @@ def test_an_ellipse_is_a_level_of_its_gaussian() -> None:
     np.testing.assert_allclose(np.einsum("ni,ij,nj->n", at, np.linalg.inv(cov), at), 4.0)
 
 
+def test_samples_are_dark_where_they_lie() -> None:
+    axes = figures.new_figure(2, 2).subplots()
+    figures.density(axes, np.array([[0.0, 0.0], [4.0, 0.0], [4.0, 1.0]]))
+    (image,) = axes.images
+    dark = np.argwhere(np.asarray(image.get_array())[..., 3] > 0)  # row from below, column
+    bottom, top, left, right = dark[:, 0].min(), dark[:, 0].max(), *sorted({*dark[:, 1]})
+    assert {tuple(place) for place in dark} == {(bottom, left), (bottom, right), (top, right)}
+    assert image.origin == "lower"
+
+
 def test_files_of_an_exhibit() -> None:
     shown = Exhibit(
         "a", "A", "c", ("x", "y"), [(1, 0.12345678), ("b,c", None)],
