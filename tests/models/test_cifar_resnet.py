@@ -30,6 +30,14 @@ def test_keys_as_published() -> None:
     assert keys["layer3.0.downsample.0.weight"].shape == (64, 32, 1, 1)
 
 
+def test_weights_start_by_the_outgoing_fan() -> None:
+    """Normal of variance 2 / (k² · channels out), also where the channels in are others."""
+    net = build("cifar_resnet20", **CIFAR)
+    for conv in (net.conv1, net.layer2[0].conv1, net.layer3[0].downsample[0], net.layer3[2].conv2):
+        expected = (2 / (conv.kernel_size[0] ** 2 * conv.out_channels)) ** 0.5
+        assert abs(conv.weight.std().item() / expected - 1) < 0.15
+
+
 def test_forward_against_functional_calls() -> None:
     net = build("cifar_resnet20", **CIFAR, width=2).eval()
     for module in net.modules():

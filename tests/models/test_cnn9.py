@@ -13,6 +13,11 @@ def test_layers_are_those_of_the_literature() -> None:
     kinds = [type(layer) for layer in net.features]
     assert kinds.count(nn.BatchNorm2d) == kinds.count(nn.LeakyReLU) == 9
     assert kinds.count(nn.MaxPool2d) == kinds.count(nn.Dropout2d) == 2
+    # The two pools part three convolutions each, and every convolution has its norm and slope.
+    triple = [nn.Conv2d, nn.BatchNorm2d, nn.LeakyReLU] * 3
+    assert kinds == [*triple, nn.MaxPool2d, nn.Dropout2d] * 2 + triple
+    assert {a.negative_slope for a in net.features if isinstance(a, nn.LeakyReLU)} == {0.01}
+    assert {d.p for d in net.features if isinstance(d, nn.Dropout2d)} == {0.25}
     channels = [3, 128, 128, 128, 256, 256, 256, 512, 256, 128]
     count = sum(9 * channels[i] * channels[i + 1] + 2 * channels[i + 1] for i in range(9))
     assert sum(p.numel() for p in net.parameters()) == count + 128 * 10 + 10
