@@ -102,7 +102,7 @@ def smallest(losses: Tensor, share: float) -> Tensor:
     >>> smallest(torch.tensor([3.0, 1.0, 2.0, 9.0]), 0.5)
     tensor([False,  True,  True, False])
     """
-    # The nudge undoes rounding: 0.9 · 10 must be 9 images.
+    # The nudge undoes rounding: 0.29 · 100 is a little under 29.
     count = max(1, int(share * len(losses) + 1e-6))
     places = losses.detach().topk(count, largest=False).indices
     return torch.zeros_like(losses, dtype=torch.bool).index_fill_(0, places, True)

@@ -20,6 +20,8 @@ def test_smallest_is_the_head_of_the_sorted_list(values: list[int], share: float
 def test_a_share_that_is_not_exact_in_binary() -> None:
     assert int(smallest(torch.arange(10.0), 1 - 0.1).sum()) == 9
     assert int(smallest(torch.arange(100.0), 1 - 0.45).sum()) == 55
+    assert 0.29 * 100 < 29, "the product falls short"
+    assert int(smallest(torch.arange(100.0), 0.29).sum()) == 29
 
 
 def test_over_is_the_mean_of_the_kept() -> None:
