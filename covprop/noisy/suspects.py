@@ -105,7 +105,7 @@ def read_csv(path: Path | str) -> Suspects:
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
     try:
         return _from_rows(rows)

@@ -91,6 +91,9 @@ def test_files_that_are_no_list(tmp_path: Path, text: str) -> None:
         read_csv(tmp_path / "a.csv")
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_csv(tmp_path / "absent.csv")
+    (tmp_path / "a.csv").write_text(f"{text}\n{'1' * 200_000}")
+    with pytest.raises(InvalidInput, match=r"cannot be read: field larger"):
+        read_csv(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
