@@ -164,6 +164,8 @@ class Wave:
         self.archive()
 
     def _record(self, one: Running, status: str, wall: float) -> None:
+        if self.options.also and status != "done":  # the run itself is none the worse
+            return
         record = {
             "wave": self.name,
             "status": status,

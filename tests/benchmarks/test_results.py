@@ -95,6 +95,19 @@ def test_a_wave_is_run_and_archived(
         assert "first/good-seed0/certify_more.tsv" in tar.getnames()
 
 
+def test_a_further_certificate_that_failed_is_not_recorded(options: argparse.Namespace) -> None:
+    options.also = True
+    options.wave.write_text(WAVE.split('[[job]]\nname = "bad"')[0].replace("--n 300", "--n -3"))
+    folder = options.runs / "first/good-seed0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"")
+    before = '{"status": "done", "commands": [], "seconds_by_command": {}}'
+    (folder / "run.json").write_text(before)
+    results.Wave(options, jobs.read_wave(options.wave)).run()
+    assert (folder / "job.log").read_text()
+    assert (folder / "run.json").read_text() == before
+
+
 def test_what_is_at_home_is_not_run_again(options: argparse.Namespace) -> None:
     listed = jobs.read_wave(options.wave)
     home = Path("results/first/long-seed0")
