@@ -28,7 +28,8 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     assert rows[0] == ["idx", "label", "predict", "correct", "time"]
     assert [int(row[2]) for row in rows[1:]] == expected.prediction.tolist()
     correct = (expected.prediction == digits.labels[:10]).double().mean()
-    assert f"10 images, accuracy {correct:.3f}" in out
+    abstained = (expected.prediction == -1).double().mean()
+    assert f"10 images, accuracy {correct:.3f}, abstained {abstained:.1%}" in out
     before = path.read_bytes()
     assert cli("predict", run_folder, "--n", 200, "--max", 10)[0] == 0
     assert path.read_bytes() == before

@@ -1,5 +1,7 @@
 """The registry: names, options, own files, and what a mistake says."""
 
+import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,22 @@ def test_own_file_gets_facts_options_and_its_neighbours(own: str) -> None:
     assert build(f"{own}:fixed", num_classes=10, image_shape=(3, 8, 8))[1].in_features == 192
     net = build(f"{own}:everything", **CIFAR, depth=2)
     assert net.facts == {**CIFAR, "depth": 2}
+
+
+def test_files_of_one_name_do_not_shadow_each_other(tmp_path: Path) -> None:
+    nets = []
+    for folder, width in (("one", 2), ("two", 3)):
+        file = tmp_path / folder / "net.py"
+        file.parent.mkdir()
+        file.write_text(
+            f"from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
+            f"        super().__init__({width}, 2)\n"
+        )
+        nets.append(build(f"{file}:Net", num_classes=2, image_shape=(1, 8, 8)))
+    for net, width in zip(nets, (2, 3), strict=True):
+        kind = type(net)
+        assert sys.modules[kind.__module__].Net is kind
+        assert pickle.loads(pickle.dumps(net)).in_features == width
 
 
 def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:

@@ -181,3 +181,17 @@ def test_without_a_hinge_the_covariance_is_that_of_the_epoch_s_beginning() -> No
     torch.testing.assert_close(method(model, batch(), 0, noise.stream(7)).radius, 2 * first)
     method.start_epoch(model, 1)
     torch.testing.assert_close(method(model, batch(), 1, noise.stream(7)).radius, first)
+
+
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+def test_detach_covariance_goes_before_the_preset(preset: str) -> None:
+    """Through Σ, the hinge of one image has another gradient than without."""
+    gradients = []
+    for detach in (True, False, None):
+        model = network()
+        method = build("radius", task=task(), preset=preset, detach_covariance=detach, offset=9.0)
+        learned = method(model, batch(), 0, noise.stream(7))
+        learned.per_sample.mean().backward()
+        gradients.append(model[1].weight.grad)  # type: ignore[index,union-attr]
+    assert not torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[2], gradients[0 if preset == "reference" else 1])
