@@ -196,6 +196,8 @@ def test_the_log_keeps_failures(make: ModuleType, tmp_path: Path) -> None:
     assert lines(text, "b`")[0][3] == "failed"
     table = make.table("wave")
     assert lines(table, "b`")[0][1] == "failed"
+    add_run(tmp_path / "wave", "c", 0, status="failed")  # which certified some images before
+    assert [row[1] for row in lines(make.table("wave"), "c`")] == ["failed"]
     said = tmp_path / "wave/b-seed0/job.log"
     said.write_text("epoch 1\ncovprop: Training diverged in epoch 7 at step 2")
     assert lines(make.table("wave"), "b`")[0][1] == "diverged in epoch 7"

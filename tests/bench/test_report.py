@@ -8,6 +8,8 @@ from rich.console import Console
 
 from covprop.bench import plots
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
+from covprop.bench.truth_report import truth_report
+from covprop.estimate.truth import Truth
 
 FACTS: dict = {
     "device": "NVIDIA H200 (x)",
@@ -69,6 +71,19 @@ def test_numbers_are_readable() -> None:
     assert milliseconds(0.0000123, 0.00001, 0.0015) == "0.012 (0.010–1.50)"
     assert mebibytes(3 * 2**30) == "3,072"
     assert mebibytes(None) == "–"
+
+
+def test_the_table_of_truth_has_its_quantiles_in_order() -> None:
+    rows = [Truth("shared", 1.0, 2.0, 3.0, 0.5, images=8), Truth("dense", note="too large")]
+    shown = truth_report(rows, "net", 0.25, 200, FACTS)
+    (table,) = shown.tables
+    assert list(table.columns) == [
+        *("estimator", "10 %", "50 %", "90 %", "correlation of logarithms", "images")
+    ]
+    assert table.rows == [["shared", "1", "2", "3", "0.5", "8"], ["dense", *"––––", "0"]]
+    assert "a relative error of about 0.1;" in shown.notes[0]
+    assert shown.notes[1] == "dense: too large"
+    assert json.loads(shown.json())["rows"][1]["median"] is None
 
 
 @pytest.mark.parametrize(
