@@ -1,5 +1,6 @@
 """`covprop predict` on a data set and on image files."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image
 from covprop import data
 from covprop.certify import predict
 from covprop.cli.predict import _read_pictures
+from covprop.cli.subject import open_subject
 from covprop.errors import InvalidInput
 from covprop.run import Run
 
@@ -30,9 +32,23 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     correct = (expected.prediction == digits.labels[:10]).double().mean()
     abstained = (expected.prediction == -1).double().mean()
     assert f"10 images, accuracy {correct:.3f}, abstained {abstained:.1%}" in out
+    journal = [
+        json.loads(line) for line in path.with_suffix(".rows.jsonl").read_text().splitlines()
+    ]
+    for name in ("count", "runner_up", "n", "nan"):
+        assert [row[name] for row in journal] == getattr(expected, name).tolist(), name
     before = path.read_bytes()
     assert cli("predict", run_folder, "--n", 200, "--max", 10)[0] == 0
     assert path.read_bytes() == before
+
+
+def test_another_data_set_has_nothing_held_out(run_folder: Path) -> None:
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace("[data]", "[data]\nholdout = 100"))
+    own = open_subject(run_folder, arch=None, dataset=None, normalize=None)
+    assert (own.holdout, len(own.load_images("train", None))) == (100, 1337)
+    other = open_subject(run_folder, arch=None, dataset="digits", normalize=None)
+    assert (other.holdout, len(other.load_images("train", None))) == (None, 1437)
 
 
 def test_image_files(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
