@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from covprop.report.cells import duration
 from covprop.report.read import read
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.summary import Summary, summarize
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from jobs import at_length
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,9 @@ def alone_seconds(results: Path, wave: str) -> dict[str, float]:
 
 def tried(facts: dict[str, Any]) -> list[str]:
     """The recipe and what was changed in it, apart from its length and seed."""
-    usual = ("train.seed=", "train.epochs=", "method.from_epoch=", "train.milestones=")
-    usual += ("data.holdout=",)
-    changes = [change for change in facts["set"] if not change.startswith(usual)]
+    usual = ("train.seed=", "train.epochs=", "data.holdout=")
+    by_length = at_length(facts["recipe"], facts["epochs"])  # its phases, in proportion
+    changes = [c for c in facts["set"] if not c.startswith(usual) and c not in by_length]
     return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
 
 

@@ -64,6 +64,12 @@ def _splits(arrays: dict[str, NDArray[Any]], path: Path) -> tuple[Pair, Pair]:
         if images.shape[:1] != labels.shape[:1]:
             raise InvalidInput(f"{path}: {len(images)} images but {len(labels)} labels.")
         test = np.arange(len(images)) % TEST_EVERY == 0
+        if lost := sorted(set(labels[test].tolist()) - set(labels[~test].tolist())):
+            raise InvalidInput(
+                f"{path}: with every {TEST_EVERY}th image for testing, class {lost[0]} has no "
+                "image to train on; shuffle images and labels alike, or name them x_train, "
+                "y_train, x_test, y_test."
+            )
         return (images[~test], labels[~test]), (images[test], labels[test])
     raise InvalidInput(
         f"{path}: holds the arrays {', '.join(sorted(arrays)) or '(none)'}; name them x_train, "

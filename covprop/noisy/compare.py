@@ -73,6 +73,11 @@ def read(folder: Path | str) -> list[Entry]:
             continue
         run = Run(file.parent)
         summary = json.loads(file.read_text(encoding="utf-8"))
+        if summary["test_accuracy_mean"] is None:
+            raise InvalidInput(
+                f"{file.parent} has no test accuracies to compare; train it with "
+                "train.eval_every=1."
+            )
         data = str(run.config["data"]["name"])
         model = str(run.config["model"]["name"])
         found.append(Entry(match[1], int(match[2]), data, model, summary, run.metrics()))

@@ -62,6 +62,12 @@ def test_an_automatic_split_covers_all_once(save):
     assert load(str(path), "test").classes == ("cat", "dog", "cow", "hen")
 
 
+def test_a_class_that_the_split_would_take_from_training_is_named(save):
+    path = save(images=X, labels=np.arange(20) % 10)  # images 0, 5, 10, 15 are all of classes 0, 5
+    with pytest.raises(InvalidInput, match=r"class 0 has no image to train on; shuffle"):
+        load(path, "train")
+
+
 def test_channels_first_is_kept(save):
     images = X.transpose(0, 3, 1, 2)
     data = load(save(images=images, labels=Y), "test")

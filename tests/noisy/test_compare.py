@@ -68,3 +68,11 @@ def test_curves_are_a_picture(tmp_path: Path) -> None:
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no finished run"):
         compare.read(tmp_path)
+
+
+def test_a_run_without_test_accuracies_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, "plain-seed0", 0.5, [1.0, 2.0], "digits")
+    file = tmp_path / "plain-seed0" / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"test_accuracy_mean": None}))
+    with pytest.raises(InvalidInput, match=r"plain-seed0 has no test accuracies.*eval_every=1"):
+        compare.read(tmp_path)
