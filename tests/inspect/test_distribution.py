@@ -54,7 +54,7 @@ def test_the_noisiest_channels_are_chosen_and_mistakes_named() -> None:
     variances = prop.model[0].weight.square().sum((1, 2, 3))
     assert set(pair.channels) == set(variances.topk(2).indices.tolist())
     shown = exhibit([pair], 7)
-    assert "test image 7" in shown.caption
+    assert "of image 7 at" in shown.caption
     assert [row[4] for row in shown.rows] == ["samples", "tracked", "linearised"]
     with pytest.raises(InvalidInput, match="has channels 0 to 4"):
         pairs(prop, torch.rand(2, 8, 8), layers[:1], (0, 5), samples=50)
