@@ -32,7 +32,7 @@ class Column:
 
 
 def mean_cell(values: NDArray[np.float64]) -> Cell:
-    return number_cell(round(float(values.mean()), 3))
+    return number_cell(round(float(values.mean()), 3) if len(values) else None)
 
 
 def correlation_cell(value: float) -> Cell:

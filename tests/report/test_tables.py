@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from covprop.report.cells import duration
 from covprop.report.read import read
 from covprop.report.summary import Summary, summarize
 from covprop.report.tables import (
+    agreement_columns,
     columns,
     comma_separated,
     estimates_csv,
@@ -131,6 +133,13 @@ def test_no_estimate_is_called_certified(made: Made) -> None:
     assert "mean estimated" in titles
     assert "certify nothing" in note
     assert not any("estimated" in c.title for c in columns(*made))
+
+
+def test_an_estimator_without_one_finite_radius_has_no_mean(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "dead")
+    add_estimates(log, {"shared": {r["idx"]: math.inf for r in draw_rows(1, 0.25)}})
+    found = agreement_columns(summarize(read([tmp_path])[0])[1])
+    assert [c.cells[0].text for c in found] == ["dead", "shared", "0", "–", "–", "–", "–"]
 
 
 def test_each_row_tells_its_samples(tmp_path: Path) -> None:
