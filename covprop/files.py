@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,23 +17,23 @@ def write(path: Path, content: bytes) -> Path:
     """Replace `path` by `content`, or leave it exactly as it was; its folder is made if need be.
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
-    before the name points to them. One process at a time: two that write the same file at once
-    share the name beside it, and one of them may fail or tear the other's.
+    before the name points to them. Of two that write the same file at once, the last one's stays.
     """
     if os.path.isdir(path):  # also ".", which has no name to write beside
         raise unwritable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    beside = path.with_name(f".{path.name}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
+        raise unwritable(path, error) from error
+    finally:  # also when interrupted; once moved into place, there is nothing left to remove
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
     with suppress(OSError):  # not every file system syncs folders; the new file is there already
         _sync_folder(path.parent)
     return path

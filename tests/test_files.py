@@ -54,6 +54,40 @@ def test_a_failing_disk_leaves_the_old_file(
     assert os.listdir(tmp_path) == ["state.pt"]
 
 
+def test_two_that_write_at_once_do_not_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins and ends while the first has its bytes on the disk but not in place."""
+    path, replace = tmp_path / "file", os.replace
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        files.write(path, b"second")
+        assert path.read_bytes() == b"second"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    files.write(path, b"first")
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_interrupt_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.pt"
+    files.write(path, b"old")
+
+    def interrupt(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
 def test_a_folder_that_cannot_be_synced_holds_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
