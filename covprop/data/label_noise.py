@@ -108,9 +108,15 @@ def draw(labels: Tensor, matrix: Matrix, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(labels), dtype=torch.float64, generator=generator)
-    steps = torch.from_numpy(matrix).cumsum(1)[labels.cpu()]
+    steps = torch.from_numpy(matrix).cumsum(1)
+    order = labels.cpu().argsort(stable=True)
+    counts = labels.cpu().bincount(minlength=len(steps)).tolist()
+    given = torch.empty(len(labels), dtype=torch.int64)
+    # Class by class: a row of steps for every image would be a table of images × classes.
+    for places, row in zip(order.split(counts), steps, strict=True):
+        given[places] = torch.searchsorted(row, uniform[places], right=True)
     # Rounding may leave a row's sum a little under 1: the last class takes what is left over.
-    given = (uniform.unsqueeze(1) >= steps).sum(1).clamp_max(matrix.shape[1] - 1)
+    given.clamp_max_(matrix.shape[1] - 1)
     return given.to(labels)
 
 

@@ -1,12 +1,14 @@
 """Labels made wrong: the matrices, their draw, and the files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.data import label_noise as ln
 from covprop.errors import InvalidInput
@@ -52,6 +54,31 @@ def test_labels_follow_the_matrix() -> None:
         error = np.sqrt(matrix[i] * (1 - matrix[i]) / 20_000)
         assert (np.abs(seen.numpy() - matrix[i]) <= 5 * error).all()
         assert (seen.numpy()[matrix[i] == 0] == 0).all()
+
+
+class Sizes(TorchDispatchMode):
+    """Notes how large the largest tensor is."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        made = out if isinstance(out, tuple | list) else [out]
+        self.largest = max([self.largest, *(v.numel() for v in made if torch.is_tensor(v))])
+        return out
+
+
+def test_no_draw_needs_a_table_of_images_times_classes() -> None:
+    images, classes = 5000, 100
+    truth = torch.randint(classes, (images,), generator=torch.Generator().manual_seed(0))
+    matrix = np.random.default_rng(0).dirichlet(np.full(classes, 0.3), classes)
+    with Sizes() as sizes:
+        drawn = ln.draw(truth, matrix, seed=4)
+    assert sizes.largest == classes**2
+    uniform = torch.rand(images, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    steps = np.cumsum(matrix, axis=1)[truth]  # the definition: where the number falls
+    expected = (uniform.numpy()[:, None] >= steps).sum(1)
+    assert drawn.tolist() == np.minimum(expected, classes - 1).tolist()
 
 
 def test_the_seed_and_the_place_alone_decide() -> None:
