@@ -6,7 +6,7 @@ Nothing that was there is overwritten: a damaged file or folder is renamed to `N
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from covprop.data import load
@@ -35,23 +35,37 @@ def get(
     """
     facts = _facts(name)
     base = data_root(root)
+    archives = [item for item in facts.downloads if item.unpack]
+    marks = {item: base / item.folder / f".unpacked-{item.name}" for item in archives}
     if verified(facts, base):
+        _remove(marks.values())
         say(f"{name} is already complete and its checksums fit.")
         return locate(facts, "test", base).folder
     fetched = [
         item for item in facts.downloads if _obtain(item, facts, base, mirror, say, watch, pause)
     ]
-    archives = [item for item in facts.downloads if item.unpack]
-    for item in archives:
+    for item, mark in marks.items():
+        if mark.exists():  # by a call that was stopped in a later archive
+            say(f"{item.name} is already unpacked")
+            continue
         say(f"unpacking {item.name}")
         unpack(base / item.folder / item.name, base / item.folder, say)
-    for split in ("train", "test"):
-        load(name, split, base)
+        mark.touch()
+    try:
+        for split in ("train", "test"):
+            load(name, split, base)
+    finally:
+        _remove(marks.values())  # what does not pass is unpacked anew next time
     for item in archives:
         # An archive that the user put there stays.
         if item in fetched:
             (base / item.folder / item.name).unlink()
     return locate(facts, "test", base).folder
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def verified(facts: Facts, base: Path) -> bool:

@@ -78,6 +78,62 @@ def test_an_archive_is_fetched_unpacked_and_removed(tmp_path, cifar):
     assert said[-1] == "cifar100 is already complete and its checksums fit."
 
 
+@pytest.fixture
+def places(monkeypatch) -> dict[str, bytes]:
+    """A Places365 of two classes and three images in its three archives."""
+    served = {
+        "filelist_places365-standard.tar": tar(
+            {
+                "categories_places365.txt": b"/a/airfield 0\n/a/alley 1\n",
+                "places365_train_standard.txt": b"/a/airfield/1.jpg 0\n/a/alley/1.jpg 1\n",
+                "places365_val.txt": b"1.jpg 1\n",
+            }
+        ),
+        "val_256.tar": tar({"val_256/1.jpg": b"v"}),
+        "train_256_places365standard.tar": tar(
+            {"data_256/a/airfield/1.jpg": b"1", "data_256/a/alley/1.jpg": b"2"}
+        ),
+    }
+    whole = DATASETS["places365"]
+    parts = tuple(dataclasses.replace(d, md5=md5(served[d.name])) for d in whole.downloads)
+    changes = {"num_classes": 2, "train_size": 2, "test_size": 1, "downloads": parts}
+    monkeypatch.setitem(registry.DATASETS, "places365", dataclasses.replace(whole, **changes))
+    return served
+
+
+def test_what_is_unpacked_is_not_unpacked_again(tmp_path, places, monkeypatch):
+    def stopped(archive, into, say):
+        if archive.name.startswith("train"):
+            raise KeyboardInterrupt
+        unpack(archive, into, say)
+
+    said = []
+    with FileServer(places) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("covprop.data.get.unpack", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                get("places365", tmp_path, mirror=server.url, pause=0)
+        get("places365", tmp_path, mirror=server.url, say=said.append, pause=0)
+    assert [line for line in said if line.startswith("unpacking")] == [
+        "unpacking train_256_places365standard.tar"
+    ]
+    assert load("places365", "train", tmp_path).labels.tolist() == [0, 1]
+    left = {p.name for p in (tmp_path / "places365").iterdir()}
+    assert not any(name.startswith(".") or ".old" in name for name in left), left
+
+
+def test_what_does_not_pass_is_unpacked_again(tmp_path, places, monkeypatch):
+    """A mark that something is unpacked does not outlive a check that it fails."""
+    for name, content in places.items():
+        (tmp_path / "places365").mkdir(exist_ok=True)
+        (tmp_path / "places365" / name).write_bytes(content)
+        (tmp_path / "places365" / f".unpacked-{name}").touch()
+    with pytest.raises(InvalidInput, match="places365"):
+        get("places365", tmp_path)
+    get("places365", tmp_path)
+    assert load("places365", "test", tmp_path).labels.tolist() == [1]
+
+
 def test_a_damaged_set_is_kept_aside_and_replaced(tmp_path, cifar):
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
