@@ -33,7 +33,7 @@ from covprop.train.setup import (
     with_facts,
     with_labels,
 )
-from covprop.train.speed import set_up, speed_of
+from covprop.train.speed import settled, speed_of, switches
 from covprop.train.stop import Interrupted, StopRequest
 from covprop.train.update import CORRECT, LOSS, RADIUS, WITH_RADIUS, Update
 
@@ -97,7 +97,8 @@ class Trainer:
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
-        self.recipe = recipe = set_up(recipe, speed, here)
+        self.switches = switches(recipe.train, speed, here)
+        self.recipe = recipe = settled(recipe, speed)
         self.options = recipe.train
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
@@ -131,7 +132,7 @@ class Trainer:
         elif self._steps_done():
             self.log.say(f"continuing {self.out} at epoch {self.epoch + 1}, step {self.step}")
         try:
-            with StopRequest() as stop:
+            with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
                     self._train_epoch(stop)
                     self._finish_epoch()

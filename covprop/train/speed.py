@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from covprop.kernels import HAVE_TRITON
 from covprop.train.distributed import World
+from covprop.train.options import TrainOptions
 from covprop.train.recipe import Recipe
 from covprop.train.step import Step
 
@@ -55,18 +58,31 @@ def speed_of(recipe: Recipe, core: Step, here: World, steps: int) -> Speed:
     return Speed(not against, compiled, last, line.strip())
 
 
-def set_up(recipe: Recipe, speed: Speed, here: World) -> Recipe:
-    """Set torch's own switches; the recipe as it is run, with the answer in the place of "auto"."""
-    options = recipe.train
-    if options.precision == "bf16":  # what autocast leaves in float32, Σ above all
-        torch.set_float32_matmul_precision("high")
-    if options.fast and here.device.type == "cuda" and here.size == 1:
-        torch.backends.cudnn.benchmark = True  # all batches have one shape
-    if speed.compile:
-        # What nobody asked for is left aside where it fails, for want of a C compiler for one.
-        torch._dynamo.config.suppress_errors = options.compile == "auto"
-    options = dataclasses.replace(options, compile=speed.compile, channels_last=speed.channels_last)
+def settled(recipe: Recipe, speed: Speed) -> Recipe:
+    """The recipe as it is run, with the answer in the place of "auto"."""
+    options = dataclasses.replace(
+        recipe.train, compile=speed.compile, channels_last=speed.channels_last
+    )
     return dataclasses.replace(recipe, train=options)
+
+
+@contextmanager
+def switches(options: TrainOptions, speed: Speed, here: World) -> Iterator[None]:
+    """torch's own switches, which are the whole process's, as a run wants them while it runs."""
+    precision, tuned = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    # What nobody asked for is left aside where it fails, for want of a C compiler for one.
+    auto = options.compile == "auto"
+    failing = torch._dynamo.config.patch(suppress_errors=auto) if speed.compile else nullcontext()
+    try:
+        if options.precision == "bf16":  # what autocast leaves in float32, Σ above all
+            torch.set_float32_matmul_precision("high")
+        if options.fast and here.device.type == "cuda" and here.size == 1:
+            torch.backends.cudnn.benchmark = True  # all batches have one shape
+        with failing:
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = tuned
 
 
 def _crashes(core: Step, here: World) -> bool:

@@ -164,7 +164,7 @@ class Update:
             except Exception:  # a network that reads a value, for one
                 if not torch._dynamo.config.suppress_errors:
                     raise
-                self.records = False  # nobody asked for it: see speed.set_up
+                self.records = False  # nobody asked for it: see speed.switches
         return self.flat[phase]
 
     def _forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:

@@ -1,5 +1,6 @@
 """What train.fast and train.compile mean for a run, on devices that need not be there."""
 
+import contextlib
 import tomllib
 from collections.abc import Callable
 from io import StringIO
@@ -84,7 +85,7 @@ def test_a_narrow_network_keeps_its_layout_on_a_cpu(
     core = TrainStep(net, methods.build("gaussian", sigma=0.25, input_shape=(3, 32, 32)))
     recipe, here = tiny(channels_last=True, fast=False), World(0, 1, torch.device(device))
     found = speed_of(recipe, core, here, 100)
-    assert speed.set_up(recipe, found, here).train.channels_last == last
+    assert speed.settled(recipe, found).train.channels_last == last
     assert ("channels_last is left off" in found.line) == (not last)
     assert "channels_last" not in speed_of(tiny(), core, here, 100).line
 
@@ -155,8 +156,27 @@ def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
     torch.compiler.reset()
     with pytest.raises(TorchDynamoException, match="C compiler"):
         train(tiny(epochs=1, compile=True), tmp_path / "asked")
+    before = torch._dynamo.config.suppress_errors
     train(tiny(epochs=1), tmp_path / "auto")
+    assert torch._dynamo.config.suppress_errors is before is False
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_switches_of_the_process_are_as_before_once_a_run_is_over(
+    tiny: Make, fails: bool
+) -> None:
+    def state() -> tuple[object, ...]:
+        precision, tuned = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+        return torch._dynamo.config.suppress_errors, precision, tuned
+
+    before, here = state(), World(0, 1, torch.device("cuda"))
+    options = tiny(precision="bf16").train
+    with contextlib.suppress(KeyError), speed.switches(options, Speed(True, True, False, ""), here):
+        assert state() == (True, "high", True) != before
+        if fails:
+            raise KeyError
+    assert state() == before
 
 
 def test_a_step_that_cannot_be_flattened_is_left_aside_where_nobody_asked_for_it(
