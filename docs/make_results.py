@@ -4,7 +4,7 @@
 
 What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
 in the README; all else is written by hand and stays. A wave that was not run says so. After the
-wave of a table, names of jobs make it a table of these alone.
+wave of a table, names of jobs make it a table of these alone; an overview has methods instead.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w. -]+) -->\n)(.*?)(<!-- end -->)", re.S)
 ABSENT = "Not run yet.\n"
 THRESHOLDS = (0.45, 0.50, 0.55)
+OVERVIEW = {
+    "MNIST": ("mnist-0.25", "mnist-0.50"),
+    "SVHN": ("svhn-0.25", "svhn-0.50"),
+    "CIFAR-10": ("cifar10-0.25", "cifar10-0.50", "cifar10-1.00"),
+}
+SPREAD = (
+    "± is the standard deviation over seeds, "
+    "or for one seed half the 95 % interval over the images."
+)
+VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+)(?=-|$)")
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> str:
@@ -93,8 +103,7 @@ def table(wave: str, *only: str) -> str:
     c = found[0].first.certification
     note = (
         f"\nCertified accuracy in %, {c.meta.get('split', 'test')} images, α = "
-        f"{c.meta['alpha']:g}. ± is the standard deviation over seeds, or for one seed half the "
-        "95 % interval over the images."
+        f"{c.meta['alpha']:g}. {SPREAD}"
     )
     if any(m.certification.rows.skipped.any() for p in found for m in p.group.members):
         note += (
@@ -108,16 +117,42 @@ def table(wave: str, *only: str) -> str:
     return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
 
 
+def overview(*methods: str) -> str:
+    """ACR by method and data set: of several rows of a method the best, and the paper's own."""
+    waves = [
+        (f"{data}, σ = {wave.split('-')[1]}", wave) for data in OVERVIEW for wave in OVERVIEW[data]
+    ]
+    paper = {
+        f"{row['data']}-{row['sigma']:.2f}": f"{row['acr']:.3f}"
+        for row in published_rows()
+        if row["method"] == "the paper's method"
+    }
+    rows = [["published by the paper", *(paper.get(wave, "–") for _, wave in waves)]]
+    for method in methods:
+        cells = []
+        for _, wave in waves:
+            of_method = [p for p in points(RESULTS, wave) if VARIANT.sub("", p.name) == method]
+            failed = any(VARIANT.sub("", f["name"]) == method for f in failures(RESULTS, wave))
+            best = max(of_method, key=lambda p: p.group.acr[0], default=None)
+            cells.append(plus_minus(best) if best else "diverged" if failed else "not run yet")
+        rows.append([f"`{method}`", *cells])
+    return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD}\n"
+
+
 def changed(facts: dict[str, Any]) -> str:
     """What else a job changed in its recipe, where its name says nothing of it."""
     _, changes = tried(facts)
     return "" if changes == "–" else f" ({changes})"
 
 
+def published_rows() -> list[dict[str, Any]]:
+    text = (RESULTS / "published.toml").read_text(encoding="utf-8")
+    return list(tomllib.loads(text)["row"])
+
+
 def published(data: str, sigma: float) -> str:
     """What others published for that data set and noise, in one sentence."""
-    text = (RESULTS / "published.toml").read_text(encoding="utf-8")
-    rows = [r for r in tomllib.loads(text)["row"] if (r["data"], r["sigma"]) == (data, sigma)]
+    rows = [r for r in published_rows() if (r["data"], r["sigma"]) == (data, sigma)]
     parts = []
     for source, title in (("paper", "the paper's table"), ("field", "the field")):
         for network in dict.fromkeys(r["network"] for r in rows if r["source"] == source):
@@ -237,6 +272,7 @@ def large(wave: str) -> str:
 
 KINDS: dict[str, Callable[..., str]] = {
     "table": table,
+    "overview": overview,
     "log": log,
     "time": time_table,
     "truth": truth,

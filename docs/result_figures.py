@@ -76,7 +76,11 @@ def calibration(models: Sequence[tuple[str, Summary]]) -> bytes:
                 axes.plot(x, y, marker="o", markersize=3, color=look, label=agreement.estimator)
                 end = max(end, float(agreement.certified.max(initial=0.0)))
             axes.plot([0, end], [0, end], color="#999999", linewidth=0.8, dashes=(4, 3))
-            axes.set(xlabel="estimated radius", ylabel="certified radius", xlim=(0, 3 * end or 1))
+            limit = 3 * end or 1
+            for drawn in axes.lines:
+                if min(drawn.get_xdata()) > limit:
+                    drawn.set_label(f"{drawn.get_label()} (farther right)")
+            axes.set(xlabel="estimated radius", ylabel="certified radius", xlim=(0, limit))
             axes.set_title(name, fontsize=8, loc="left")
             axes.grid(True)
             axes.legend(frameon=False)

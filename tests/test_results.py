@@ -11,6 +11,7 @@ import pytest
 from certifications import add_estimates, draw_rows, make_run, skip_wrong
 
 ROOT = Path(__file__).parents[1]
+PAPER_CIFAR10 = ["0.518", "0.543", "–"]
 
 
 @pytest.fixture
@@ -56,8 +57,25 @@ def lines(text: str, start: str) -> list[list[str]]:
 
 
 def test_a_wave_that_was_not_run_says_so(make: ModuleType) -> None:
-    for kind in make.KINDS.values():
-        assert kind("nothing") == "Not run yet.\n"
+    for name, kind in make.KINDS.items():
+        if name != "overview":
+            assert kind("nothing") == "Not run yet.\n"
+
+
+def test_the_overview_has_the_best_row_of_every_method(make: ModuleType, tmp_path: Path) -> None:
+    wave = tmp_path / "mnist-0.25"
+    add_run(wave, "a", 0, rows=1)
+    add_run(wave, "a-steps-lr0.5", 0, rows=2)
+    add_run(wave, "a-reference", 0, rows=3)
+    add_run(tmp_path / "svhn-0.50", "a-5epochs", 0, status="failed")
+    text = make.overview("a", "a-reference")
+    titles, _, paper, *_ = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    assert titles[1] == "MNIST, σ = 0.25"
+    assert paper == ["published by the paper", "0.904", "1.485", "0.509", "0.475", *PAPER_CIFAR10]
+    (a,), (reference,) = lines(text, "a`"), lines(text, "a-reference`")
+    assert a[1].startswith(f"{max(acr(1), acr(2)):.3f} ± ")
+    assert a[2:5] == ["not run yet", "not run yet", "diverged"]
+    assert reference[1].startswith(f"{acr(3):.3f} ± ")
 
 
 def test_the_table_has_every_recipe_once(make: ModuleType, tmp_path: Path) -> None:
