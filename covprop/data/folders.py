@@ -92,6 +92,11 @@ def read_tree(folder: Path, split: str) -> FolderImages:
     items = []
     for label, name in enumerate(classes):
         files = _image_files(folder / name, name)
+        if split == "train" and len(files) < 2:
+            raise InvalidInput(
+                f"{folder / name}: its only image is a test image, so the class has none to train "
+                "on; add images, or put them into train/CLASS and val/CLASS yourself."
+            )
         held = {file for i, file in enumerate(files) if i % TEST_EVERY == 0}
         items += [(file, label) for file in files if (file in held) == (split == "test")]
     return _gather(folder.name, folder, (classes, items))

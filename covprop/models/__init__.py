@@ -64,7 +64,7 @@ def build(
     facts = {"num_classes": num_classes, "image_shape": image_shape}
     try:
         net = call("model", find(name), facts, options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, CovpropError) or ".py:" not in name:
             raise
         raise failed(name, error) from error

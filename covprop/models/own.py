@@ -28,7 +28,7 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     sys.path.insert(0, str(path.parent))  # the file may import its neighbours
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit would end covprop without a word
         del sys.modules[spec.name]
         raise failed(name, error) from error
     finally:
@@ -39,16 +39,16 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     return found
 
 
-def failed(name: str, error: Exception) -> InvalidInput:
+def failed(name: str, error: BaseException) -> InvalidInput:
     """What to raise when the user's file, or its function, raised `error`."""
     path = Path(name.rpartition(":")[0]).expanduser().resolve()
     return InvalidInput(f'Model "{name}": {path} failed{_where(error, path)}.')
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     """` at line N with NameError: …`, the line being the last one inside the user's file."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     at = f" at line {lines[-1]}" if lines and lines[-1] else ""
-    return f"{at} with {type(error).__name__}: {error}"
+    return f"{at} with {type(error).__name__}: {error}".rstrip(": ")

@@ -140,7 +140,7 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     try:
         with torch.no_grad():
             logits = model(image)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(
             f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
             f"{type(error).__name__}: {error}"

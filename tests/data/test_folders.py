@@ -76,6 +76,14 @@ def test_bad_trees_are_one_sentence(tree, tmp_path):
     refused(tree, "test", r"has train/ but neither val/ nor test/")
 
 
+def test_a_class_with_one_image_cannot_be_trained_on(tmp_path):
+    for name, count in (("cat", 3), ("dog", 1)):
+        for i in range(count):
+            image(tmp_path / name / f"{i}.png")
+    refused(tmp_path, "train", "dog: its only image is a test image")
+    assert load(str(tmp_path), "test").labels.tolist() == [0, 1]  # enough to certify
+
+
 def test_a_registered_set_must_be_whole(tree, small):
     tree.rename(tree.with_name("imagenet"))
     facts = small("imagenet", 6, 4, num_classes=2)

@@ -135,6 +135,8 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import torch\n\nx = unknown_name\n")
     (tmp_path / "syntax.py").write_text("x = 1\nx = = 2\n")
     (tmp_path / "late.py").write_text("def build():\n    return unknown_name\n")
+    (tmp_path / "quits.py").write_text("import sys\n\nsys.exit()\n")
+    (tmp_path / "quits_late.py").write_text("import sys\n\ndef build():\n    sys.exit('no')\n")
     cases = {
         str(tmp_path / "none.py:build"): "there is no file",
         f"{own}:nothing": 'defines no function "nothing"',
@@ -144,6 +146,8 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
         str(tmp_path / "broken.py:build"): "failed at line 3 with NameError",
         str(tmp_path / "syntax.py:build"): "failed at line 2 with SyntaxError",
         str(tmp_path / "late.py:build"): "failed at line 2 with NameError",
+        str(tmp_path / "quits.py:build"): r"failed at line 3 with SystemExit\.$",
+        str(tmp_path / "quits_late.py:build"): r"failed at line 4 with SystemExit: no\.$",
     }
     for name, message in cases.items():
         with pytest.raises(InvalidInput, match=message):

@@ -155,12 +155,17 @@ class Two(nn.Module):
 
     def forward(self, x):
         return self.net(x), x
+
+class Quits(Two):
+    def forward(self, x):
+        raise SystemExit(0)
 """
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        ({"name": "Quits"}, "fails on an image of 1×8×8 with SystemExit: 0"),
         ({"name": "linear", "inputs": 65}, "fails on an image of 1×8×8 with RuntimeError: mat1"),
         ({"name": "linear", "outputs": 9}, r"returns \[1, 9\] for one image .* 10 classes"),
         ({"name": "linear", "outputs": 11}, r"returns \[1, 11\] for one image .* 10 classes"),
