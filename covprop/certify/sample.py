@@ -17,6 +17,7 @@ from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.errors import InvalidInput
+from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
 
@@ -196,9 +197,9 @@ class Sampler:
             # `contiguous` would leave images of one channel as they are, and the layers with them.
             noisy = torch.empty_like(noisy, memory_format=torch.channels_last).copy_(noisy)
         if self.dtype in (None, torch.float32):
-            return _tensor(self.model(noisy)).float()
+            return as_logits(self.model(noisy), len(noisy)).float()
         with torch.autocast(self.device.type, dtype=self.dtype):
-            return _tensor(self.model(noisy)).float()
+            return as_logits(self.model(noisy), len(noisy)).float()
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -214,11 +215,6 @@ class Sampler:
         except RuntimeError:
             self.channels_last = False
             logits = self._logits(sample)
-        if logits.ndim != 2 or len(logits) != 2:
-            raise InvalidInput(
-                f"the model must return logits [batch, classes], but for 2 images it returned "
-                f"{list(logits.shape)}"
-            )
         if self.num_classes not in (None, logits.shape[1]):
             raise InvalidInput(
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
@@ -264,12 +260,3 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
     if any(i < 0 for i in given):
         raise InvalidInput("an image's index cannot be negative")
     return given
-
-
-def _tensor(logits: object) -> Tensor:
-    if not isinstance(logits, Tensor):
-        raise InvalidInput(
-            "the model must return one tensor of logits [batch, classes], but it returned a "
-            f"{type(logits).__name__}; wrap it in a function that does"
-        )
-    return logits

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
+from covprop.logits import as_logits
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import margin_variance, ratio, top_two
 
@@ -25,19 +26,14 @@ class Margin(NamedTuple):
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits, or one sentence where it does not take such images."""
     try:
-        logits = model(x)
+        returned = model(x)
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
             f"on {x.device}: {first}"
         ) from error
-    if not isinstance(logits, Tensor):
-        raise InvalidInput(
-            f"{type(model).__name__} returns a {type(logits).__name__}; it must return one tensor "
-            "of logits [batch, classes]; wrap it in a module that does."
-        )
-    return logits
+    return as_logits(returned, len(x), type(model).__name__)
 
 
 def margin_of(mean: Tensor, var: Tensor, sigma: float, top: Tensor, runner_up: Tensor) -> Margin:

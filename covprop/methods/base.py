@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covprop import noise
 from covprop.errors import InvalidInput
+from covprop.logits import as_logits
 
 
 class Losses(NamedTuple):
@@ -62,17 +63,7 @@ def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
     noisy = (x.unsqueeze(1) + added).flatten(0, 1)
     if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
         noisy = noisy.contiguous(memory_format=torch.channels_last)
-    logits = model(noisy)
-    if not isinstance(logits, Tensor):
-        raise InvalidInput(
-            f"The model returned a {type(logits).__name__}; a classifier must return one tensor of "
-            "logits of shape (images, classes)."
-        )
-    if logits.ndim != 2 or len(logits) != len(noisy):
-        raise InvalidInput(
-            f"The model returned a tensor of shape {tuple(logits.shape)} for {len(noisy)} images; "
-            "a classifier must return logits of shape (images, classes)."
-        )
+    logits = as_logits(model(noisy), len(noisy))
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.unflatten(0, added.shape[:2])
 

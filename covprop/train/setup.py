@@ -15,6 +15,7 @@ from torch import nn
 from covprop import data, files, methods, models, noise
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
+from covprop.logits import as_logits
 from covprop.train import checkpoint, folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
@@ -139,19 +140,18 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            logits = model(image)
+            returned = model(image)
     except (Exception, SystemExit) as error:
         raise InvalidInput(
             f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
             f"{type(error).__name__}: {error}"
         ) from error
     model.train()
-    if not isinstance(logits, torch.Tensor) or logits.shape != (1, classes):
-        found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    found = as_logits(returned, 1, f'Model "{name}"').shape[1]
+    if found != classes:
         raise InvalidInput(
-            f'Model "{name}" returns {found} for one image where {recipe.data.name} has {classes} '
-            f"classes; let it return logits [1, {classes}], for which its function may take "
-            "num_classes and image_shape as parameters."
+            f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
+            f"{classes} classes; its function may take num_classes and image_shape as parameters."
         )
 
 

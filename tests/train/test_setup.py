@@ -167,9 +167,12 @@ class Quits(Two):
     [
         ({"name": "Quits"}, "fails on an image of 1×8×8 with SystemExit: 0"),
         ({"name": "linear", "inputs": 65}, "fails on an image of 1×8×8 with RuntimeError: mat1"),
-        ({"name": "linear", "outputs": 9}, r"returns \[1, 9\] for one image .* 10 classes"),
-        ({"name": "linear", "outputs": 11}, r"returns \[1, 11\] for one image .* 10 classes"),
-        ({"name": "Two"}, r"returns tuple for one image .* let it return logits \[1, 10\]"),
+        ({"name": "linear", "outputs": 9}, r"returns 9 logits for an image, but .* 10 classes"),
+        ({"name": "linear", "outputs": 11}, r"returns 11 logits for an image, but .* 10 classes"),
+        (
+            {"name": "Two"},
+            r'Model ".*:Two" must return one tensor of logits .* a batch of 1 it returned a tuple',
+        ),
     ],
 )
 def test_an_own_model_that_does_not_fit_the_data(
