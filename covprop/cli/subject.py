@@ -99,6 +99,7 @@ def open_subject(
     run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
 ) -> Subject:
     """The run folder or checkpoint file that the user named."""
+    dataset = _in_full(dataset) if dataset else None
     if run.is_dir():
         return _open_run(run, arch=arch, dataset=dataset, normalize=normalize)
     if not run.is_file():
@@ -110,7 +111,7 @@ def open_subject(
     from covprop.data import DATASETS
     from covprop.names import nearest
 
-    own = dataset is not None and Path(dataset).expanduser().exists()
+    own = dataset is not None and Path(dataset).exists()
     if dataset is None or (dataset not in DATASETS and not own):
         what = f'there is no data set "{dataset}"{nearest(dataset, DATASETS)}' if dataset else ""
         raise InvalidInput(
@@ -121,7 +122,6 @@ def open_subject(
     if dataset in DATASETS:
         facts = DATASETS[dataset]
     else:
-        dataset = str(Path(dataset).expanduser().resolve())
         facts = data.load(dataset, "test")
     model = checkpoints.load(
         run,
@@ -159,6 +159,14 @@ def _open_run(
         "",
         opened.holdout if dataset is None else None,
     )
+
+
+def _in_full(dataset: str) -> str:
+    """A data set's name; of an own set the full path, by which logs know it from any folder."""
+    from covprop.data import DATASETS
+
+    path = Path(dataset).expanduser()
+    return str(path.resolve()) if dataset not in DATASETS and path.exists() else dataset
 
 
 def warn(message: str) -> None:

@@ -42,6 +42,23 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     assert "9 of 9 images" in err
 
 
+def test_an_own_set_is_known_by_its_full_path(
+    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = data.load("digits", "test")
+    own = tmp_path / "own.npz"
+    np.savez(own, images=digits.images.numpy(), labels=digits.labels.numpy())
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli("certify", run_folder, *QUICK, "--dataset", "own.npz")
+    assert code == 0, err
+    settings = run_folder / "certify_sigma_0.25.json"
+    assert json.loads(settings.read_text())["data"] == str(own)
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir("below")
+    code, _, err = cli("certify", run_folder, *QUICK, "--dataset", "../own.npz")
+    assert code == 0, err
+
+
 def test_the_images_that_a_run_held_out(cli: Cli, run_folder: Path) -> None:
     code, _, err = cli("certify", run_folder, *QUICK, "--split", "holdout")
     assert (code, "no images of digits are held out" in err) == (2, True)
