@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.kernels.moments import normal_cdf
-from covprop.propagate.propagator import check_sigma
+from covprop.propagate.inputs import check_sigma
 from covprop.propagate.settings import PAPER, Settings
 
 

@@ -23,7 +23,7 @@ from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
 from covprop.estimate.shared import calibrated, shared
 from covprop.mode import switched
-from covprop.propagate.propagator import check_sigma
+from covprop.propagate.inputs import check_sigma
 
 ESTIMATORS: dict[str, Callable[..., Margin]] = {
     "shared": shared,

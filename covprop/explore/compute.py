@@ -24,7 +24,8 @@ from covprop.explore.pictures import THUMBNAIL, image, png
 from covprop.explore.plain import cloud, ellipse, margin_numbers, numbers, votes
 from covprop.gaussian import Gaussian
 from covprop.noise import seed_of, seeded
-from covprop.propagate.propagator import Propagator, check_sigma
+from covprop.propagate.inputs import check_sigma
+from covprop.propagate.propagator import Propagator
 from covprop.radius import top_two
 
 BLOCK = 32  # samples in one pass; the noise of a block does not depend on how many follow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,32 +13,12 @@ from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian, Moments
 from covprop.mode import switched
 from covprop.names import nearest
+from covprop.propagate.inputs import check_images, check_shape, check_sigma
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
 from covprop.propagate.settings import PAPER, Settings
 from covprop.propagate.trace import build
-
-
-def check_sigma(sigma: float) -> float:
-    """σ as a float, or one sentence about what is wrong with it."""
-    try:
-        value = float(sigma)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
-    return value
-
-
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """An image shape as a tuple, or one sentence about what is wrong with it."""
-    valid = isinstance(shape, Sequence) and shape and all(int(n) > 0 for n in shape)
-    if not valid:
-        raise InvalidInput(
-            f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."
-        )
-    return tuple(int(n) for n in shape)
 
 
 def plans(model: nn.Module, shape: tuple[int, ...], settings: Settings) -> dict[bool, Plan]:
@@ -146,7 +125,7 @@ class Propagator(nn.Module):
 
     def forward(self, x: Tensor) -> Gaussian:
         """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
-        self._check(x)
+        check_images(x, self.input_shape, self.model)
         mean, cov = self._moments(x)
         return Gaussian(mean, cov, self.sigma)
 
@@ -222,7 +201,7 @@ class Propagator(nn.Module):
         Used from then on when the settings say `r_max="estimated"`; the first forward pass does
         it by itself on the batch it is given.
         """
-        self._check(x)
+        check_images(x, self.input_shape, self.model)
         found = measure(self.plan, self.model, x, self.sigma, samples)
         self.r_max = {}
         for slot, layer in found.items():  # of a layer that is used twice, the larger one
@@ -241,7 +220,7 @@ class Propagator(nn.Module):
         """
         if not self.calibrated:
             raise InvalidInput("calibrate needs Propagator(..., calibrated=True).")
-        self._check(x)
+        check_images(x, self.input_shape, self.model)
         found = measure(self.plan, self.model, x, self.sigma, samples)
         for slot, layer in found.items():
             old = getattr(self, f"variance_{slot}")
@@ -285,24 +264,6 @@ class Propagator(nn.Module):
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         eye = torch.eye(self.input_shape[0], dtype=dtype, device=like.device)
         return self.sigma**2 * eye
-
-    def _check(self, x: Tensor) -> None:
-        if tuple(x.shape[1:]) != self.input_shape:
-            raise InvalidInput(
-                f"the input has shape {list(x.shape)}: this propagator was built for "
-                f"[batch, {', '.join(map(str, self.input_shape))}]; build one with "
-                f"input_shape={tuple(x.shape[1:])}."
-            )
-        weight = next(self.model.parameters(), x)
-        if x.dtype != weight.dtype and not x.is_floating_point():
-            raise InvalidInput(
-                f"the input is {x.dtype}: give images as {weight.dtype}, scaled to [0, 1]."
-            )
-        if x.device != weight.device:
-            raise InvalidInput(
-                f"the input is on {x.device} and the model on {weight.device}: "
-                "move one to the other."
-            )
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, input_shape={self.input_shape}, steps={len(self.plan.steps)}"

@@ -161,7 +161,6 @@ def test_tensor_made_in_forward_follows_the_input() -> None:
     ("action", "message"),
     [
         (lambda: Propagator(nn.Flatten(), None, (1, 2, 2)), "sigma is None"),
-        (lambda: Propagator(nn.Flatten(), "a", (1, 2, 2)), "sigma is a"),
         (lambda: Propagator(nn.Flatten(), 0.5, 2), "input_shape is 2"),
         (lambda: Propagator(nn.Flatten(), 0.5, (3, 0, 2)), "shape of one image"),
         (

@@ -1,0 +1,50 @@
+"""What a caller hands over (σ, an image's shape, images): as needed, or one sentence about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from covprop.errors import InvalidInput
+
+
+def check_sigma(sigma: float) -> float:
+    """σ as a float, or one sentence about what is wrong with it."""
+    try:
+        value = float(sigma)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
+    return value
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """An image shape as a tuple, or one sentence about what is wrong with it."""
+    valid = isinstance(shape, Sequence) and shape and all(int(n) > 0 for n in shape)
+    if not valid:
+        raise InvalidInput(
+            f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."
+        )
+    return tuple(int(n) for n in shape)
+
+
+def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
+    """Refuse images of another shape, type or device than the model and its plan are for."""
+    if tuple(x.shape[1:]) != shape:
+        raise InvalidInput(
+            f"the input has shape {list(x.shape)}: this propagator was built for "
+            f"[batch, {', '.join(map(str, shape))}]; build one with "
+            f"input_shape={tuple(x.shape[1:])}."
+        )
+    weight = next(model.parameters(), x)
+    if x.dtype != weight.dtype and not x.is_floating_point():
+        raise InvalidInput(
+            f"the input is {x.dtype}: give images as {weight.dtype}, scaled to [0, 1]."
+        )
+    if x.device != weight.device:
+        raise InvalidInput(
+            f"the input is on {x.device} and the model on {weight.device}: move one to the other."
+        )
