@@ -6,11 +6,9 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
 
 from covprop import data
 from covprop.data.label_noise import NoisyLabels
@@ -19,8 +17,10 @@ from covprop.train.distributed import World, world
 from covprop.train.diverge import diverged, finite
 from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
+from covprop.train.learned import Learned
 from covprop.train.log import Board, Log, Metrics, Row, sentence
-from covprop.train.optimize import Average, optimizer, restore, state_of
+from covprop.train.optimize import Average
+from covprop.train.optimize import optimizer as make_optimizer
 from covprop.train.recipe import Recipe
 from covprop.train.schedule import lr_at
 from covprop.train.setup import (
@@ -103,10 +103,12 @@ class Trainer:
         layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         self.core.to(here.device, memory_format=layout)  # type: ignore[call-overload]
         try_model(self.model, recipe, here.device)
-        self.optimizer = optimizer(self.core, self.options)
-        self.average = Average(self.model, self.options.ema) if self.options.ema else None
+        optimizer = make_optimizer(self.core, self.options)
+        average = Average(self.model, self.options.ema) if self.options.ema else None
+        parts = {"weights": self.weights, **self.core.parts()}
+        self.learned = Learned(self.model, optimizer, average, parts)
         self.update = Update(
-            self.core, self.optimizer, self.average, self.weights, self.options, here, self.steps
+            self.core, optimizer, average, self.weights, self.options, here, self.steps
         )
         self.sums = self.update.sums
         self._restore()
@@ -228,7 +230,7 @@ class Trainer:
         )
         row = self._row(sums)
         if last or (every and number % every == 0):
-            noisy, clean = accuracy(self._result(), self.test_data, self.recipe, self.here)
+            noisy, clean = accuracy(self.learned.result, self.test_data, self.recipe, self.here)
             of = "holdout" if self.recipe.data.holdout else "test"
             row |= {f"{of}_accuracy_noisy": noisy, f"{of}_accuracy_clean": clean}
         row |= self.core.end_epoch()
@@ -248,12 +250,8 @@ class Trainer:
         if self.board:
             self.board.add(row)
 
-    def _result(self) -> nn.Module:
-        """The model that counts: the running average where there is one."""
-        return self.average.model if self.average else self.model
-
     def _save_model(self) -> None:
-        checkpoint.save_weights(self.out / "model.safetensors", self._result())
+        checkpoint.save_weights(self.out / "model.safetensors", self.learned.result)
 
     def _save(self, sums: list[float]) -> None:
         """Write state.pt: enough to go on as if nothing had happened."""
@@ -265,32 +263,17 @@ class Trainer:
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
             "sums": sums,
-            "model": self.model.state_dict(),
-            "optimizer": state_of(self.optimizer),
-            "average": self.average.model.state_dict() if self.average else None,
-            "average_steps": self.average.steps if self.average else 0,
-            **{name: part.state_dict() for name, part in self._stateful().items()},
+            **self.learned.state(),
         }
         self.here.first_does(lambda: checkpoint.save_state(self.out / "state.pt", state))
         self.saved_at = self.clock = time.perf_counter()
-
-    def _stateful(self) -> dict[str, Any]:
-        """What else remembers things from step to step; most methods do not."""
-        parts = {"weights": self.weights, **self.core.parts()}
-        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _restore(self) -> None:
         path = self.out / "state.pt"
         if not path.exists():
             return
         state = checkpoint.load_state(path)
-        checkpoint.load_tensors(path, self.model, state["model"])
-        restore(self.optimizer, state["optimizer"])
-        if self.average:
-            checkpoint.load_tensors(path, self.average.model, state["average"])
-            self.average.steps = state["average_steps"]
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
+        self.learned.restore(state, path)
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
         if self.here.first:  # the sums of all processes were saved as one
