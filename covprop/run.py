@@ -67,7 +67,8 @@ class Run:
 
     def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
         """One split ("train", "test" or "holdout") of the data the run was trained on."""
-        return data.load(str(self._fact("data", "name")), split, root, holdout=self.holdout)
+        name, shape = str(self._fact("data", "name")), self.image_shape
+        return data.load(name, split, root, holdout=self.holdout, image_shape=shape)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, one an epoch; a torn last line of a killed run is left out."""

@@ -53,7 +53,9 @@ class Subject:
         """The split to certify; it must have the model's classes and image size."""
         from covprop import data
 
-        images = data.load(self.dataset, split, root, holdout=self.holdout)
+        images = data.load(
+            self.dataset, split, root, holdout=self.holdout, image_shape=self.image_shape
+        )
         if (images.num_classes, images.image_shape) != (self.num_classes, self.image_shape):
             raise InvalidInput(
                 f"{self.dataset} has {images.num_classes} classes and images of "
@@ -119,10 +121,7 @@ def open_subject(
             f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."
         )
     facts: data.Facts | data.Images | data.FolderImages
-    if dataset in DATASETS:
-        facts = DATASETS[dataset]
-    else:
-        facts = data.load(dataset, "test")
+    facts = DATASETS[dataset] if dataset in DATASETS else data.load(dataset, "test")
     model = checkpoints.load(
         run,
         arch=arch,

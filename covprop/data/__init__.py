@@ -44,13 +44,20 @@ _READERS: dict[str, Reader] = {
 
 
 def load(
-    name: str, split: str, root: Path | str | None = None, *, holdout: int | None = None
+    name: str,
+    split: str,
+    root: Path | str | None = None,
+    *,
+    holdout: int | None = None,
+    image_shape: tuple[int, int, int] | None = None,
 ) -> Images | FolderImages:
     """Read one split ("train" or "test") of a data set and validate it.
 
     `name` is a registered set, looked for in its official layouts below `root` (else
     $COVPROP_DATA, else ./data), or the path of an own .npz file or class-folder tree. With
     `holdout`, so many training images, evenly spaced, are the split "holdout" instead.
+    `image_shape` (channels, height, width) is what images in class folders are scaled and cropped
+    to, by default (3, 224, 224); other sets have a shape of their own.
     """
     if split not in ("train", "test", "holdout"):
         raise InvalidInput(f'split is {split!r}; choose "train", "test" or "holdout".')
@@ -62,6 +69,8 @@ def load(
         data = _load(name, "test" if split == "test" else "train", data_root(root))
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read: {error}.") from error
+    if image_shape is not None and isinstance(data, FolderImages):
+        data = folders.reshape(data, image_shape)
     if holdout is None or split == "test":
         return data
     return divide(data, holdout)[split == "holdout"]

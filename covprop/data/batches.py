@@ -8,6 +8,7 @@ Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -15,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from covprop.data.decode import read_image
+from covprop.data.decode import PADDING, read_image
 from covprop.data.folders import FolderImages
 from covprop.data.images import Images
 from covprop.errors import InvalidInput
 
 Augment = Literal["none", "flip", "crop-flip"]
-PADDING = 4
 GROUP = 64
 """Batches whose crops are worked out together: a GPU waits less for a few large operations."""
 
@@ -58,7 +58,8 @@ def batches(
     `batch_size` counts the global batch; process `rank` of `world` gets its contiguous slice of
     it. `augment` is "none", "flip", or "crop-flip": for images in memory a random crop after
     padding by 4 zero pixels and a flip, computed for the whole batch on the device; for class
-    folders the random resized crop of 224 pixels and a flip, computed in `workers` processes.
+    folders, in `workers` processes, the random resized crop of 224 pixels and a flip, or at another
+    `image_shape` what it is for images in memory.
     `order` are the positions of the images, as many as there are in `data`, in place of the
     shuffle: one may come more than once, another not at all.
 
@@ -196,20 +197,23 @@ class _Files(Dataset[tuple[int, Tensor] | str]):
         index = int(self.order[place])
         try:
             rng = random.Random(_seed(*self.seeds, place))  # an image may come twice
-            return index, read_image(self.data.path(index), self.augment, rng)
+            path, shape = self.data.path(index), self.data.image_shape
+            return index, read_image(path, self.augment, rng, shape)
         except InvalidInput as error:
             # Raised in a worker it would arrive wrapped in a traceback; sent, it stays a sentence.
             return str(error)
 
 
-def _stack(items: list[tuple[int, Tensor] | str]) -> tuple[Tensor, Tensor] | str:
+def _stack(
+    shape: tuple[int, int, int], items: list[tuple[int, Tensor] | str]
+) -> tuple[Tensor, Tensor] | str:
     done = []
     for item in items:
         if isinstance(item, str):
             return item
         done.append(item)
     if not done:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, 3, 224, 224, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, *shape, dtype=torch.uint8)
     return torch.tensor([index for index, _ in done]), torch.stack([x for _, x in done])
 
 
@@ -226,7 +230,7 @@ def _decoded(
         _Files(data, order, seeds, augment),
         batch_sampler=[list(range(s.first + s.low, s.first + s.high)) for s in slices],
         num_workers=workers,
-        collate_fn=_stack,
+        collate_fn=partial(_stack, data.image_shape),
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own, or it would draw from the global random state
     )

@@ -1,7 +1,9 @@
-"""From an image file to pixels: the two standard 224-pixel crops of the field, with Pillow.
+"""From an image file to pixels, with Pillow.
 
-Train: a random part of 8 to 100 % of the area and aspect ratio 3/4 to 4/3, resized to 224×224,
-and a flip. Test: the shorter side to 256, then the central 224×224.
+At 224×224 by the two standard crops of the field. Train: a random part of 8 to 100 % of the area
+and aspect ratio 3/4 to 4/3, resized to 224×224, and a flip. Test: the shorter side to 256, then
+the central 224×224. At any other size the image is scaled until it just covers it and what sticks
+out is cut off, so that images of that very size stay as they are; training then shifts and flips.
 """
 
 import math
@@ -11,29 +13,44 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from covprop.errors import InvalidInput
 
 SIDE, CROP = 256, 224
+PADDING = 4
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 ATTEMPTS = 10
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def read_image(path: Path, augment: str, rng: random.Random) -> Tensor:
-    """Decode one file to uint8 [3, 224, 224]; `rng` decides crop and flip."""
-    image = open_image(path, "RGB")
-    if augment == "crop-flip":
+def read_image(
+    path: Path, augment: str, rng: random.Random, shape: tuple[int, int, int] = (3, CROP, CROP)
+) -> Tensor:
+    """Decode one file to uint8 [c, h, w] of `shape`; `rng` decides crop and flip."""
+    channels, height, width = shape
+    image = open_image(path, "L" if channels == 1 else "RGB")
+    if (height, width) != (CROP, CROP):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+        if augment == "crop-flip":
+            left, top = (rng.randint(-PADDING, PADDING) for _ in range(2))
+            image = image.crop((left, top, left + width, top + height))  # black beyond its edge
+    elif augment == "crop-flip":
         box = random_box(image.width, image.height, rng)
         image = image.crop(box).resize((CROP, CROP), Image.Resampling.BILINEAR)
     else:
         image = centre_crop(image)
     if augment != "none" and rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return as_tensor(image)
+
+
+def as_tensor(image: Image.Image) -> Tensor:
+    """Grey or colour pixels as uint8 [c, h, w]."""
+    pixels = torch.from_numpy(np.array(image))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
 
 
 def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:

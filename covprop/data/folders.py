@@ -6,7 +6,7 @@ every fifth image of a class, by name, is a test image.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,19 @@ def read_tree(folder: Path, split: str) -> FolderImages:
         held = {file for i, file in enumerate(files) if i % TEST_EVERY == 0}
         items += [(file, label) for file in files if (file in held) == (split == "test")]
     return _gather(folder.name, folder, (classes, items))
+
+
+def reshape(data: FolderImages, shape: tuple[int, int, int]) -> FolderImages:
+    """The same files, read as images of another shape; grey ones where it has one channel."""
+    if shape[0] not in (1, 3) or min(shape) < 1:
+        raise InvalidInput(
+            f"{data.name}: the images of a folder are read as [1 or 3, height, width], not "
+            f"{list(shape)}."
+        )
+    if shape[0] == 3 or data.mean is None or data.std is None:
+        return replace(data, image_shape=shape)
+    mean, std = ((sum(channels) / 3,) for channels in (data.mean, data.std))
+    return replace(data, image_shape=shape, mean=mean, std=std)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

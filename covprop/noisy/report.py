@@ -138,7 +138,7 @@ def _picture(split: data.Images | data.FolderImages, index: int) -> NDArray[np.u
     if isinstance(split, data.Images):
         image = split.images[index]
     else:
-        image = read_image(split.path(index), "none", random.Random(0))
+        image = read_image(split.path(index), "none", random.Random(0), split.image_shape)
     return image.permute(1, 2, 0).numpy()
 
 

@@ -61,9 +61,9 @@ def train(
     out = Path(out)
     with world(recipe.train.device) as here:
         console = console if here.first else None
-        held = recipe.data.holdout
+        held, shape = recipe.data.holdout, recipe.data.image_shape
         splits = [
-            data.load(recipe.data.name, split, data_root, holdout=held)
+            data.load(recipe.data.name, split, data_root, holdout=held, image_shape=shape)
             for split in ("train", "holdout" if held else "test")
         ]
         recipe = with_facts(recipe, splits[0])

@@ -19,7 +19,8 @@ class DataOptions:
     `holdout` training images, evenly spaced, are left out of training; they take the place of the
     test images after an epoch, and `covprop certify RUN --split holdout` certifies them.
     `num_classes`, `image_shape`, `mean` and `std` are facts of the set, filled in when it is
-    loaded; an own data set may give its `mean` and `std` per channel.
+    loaded; an own data set may give its `mean` and `std` per channel, and a folder of class folders
+    the `image_shape` that its images are scaled and cropped to.
     """
 
     name: str

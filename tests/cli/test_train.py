@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from nets import own_net
+from PIL import Image
 from typer.testing import CliRunner
 
+from covprop import data
 from covprop.cli import app
 from covprop.run import Run
 
@@ -60,6 +62,53 @@ def test_the_config_of_a_run_is_a_recipe(tmp_path: Path) -> None:
     again = ["train", str(tmp_path / "one" / "config.toml"), "--out", str(tmp_path / "two")]
     assert runner.invoke(app, again).exit_code == 0
     same_weights(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Digits as a folder of grey PNGs, and beside it the same images as folder.npz."""
+    arrays = {}
+    for split, name, number in (("train", "train", 80), ("test", "val", 20)):
+        digits = data.load("digits", split)
+        order = digits.labels[:number].argsort(stable=True)
+        images, labels = digits.images[order], digits.labels[order]
+        for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+            path = tmp_path / "folder" / name / str(int(label)) / f"{i:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(path)
+        arrays |= {f"x_{split}": images.numpy(), f"y_{split}": labels.numpy()}
+    np.savez(tmp_path / "folder.npz", **arrays)
+    return tmp_path / "folder"
+
+
+SMALL = (*QUICK, "--set", "data.normalize=false", "--set", "train.batch_size=20")
+
+
+def test_a_folder_of_small_pictures_trains_as_the_same_npz(tmp_path: Path, pictures: Path) -> None:
+    runner = CliRunner()
+    one = ["train", *SMALL, "--set", f"data={pictures}", "--set", "data.image_shape=[1,8,8]"]
+    two = ["train", *SMALL, "--set", f"data={pictures}.npz"]
+    for words, out in ((one, "one"), (two, "two")):
+        result = runner.invoke(app, [*words, "--out", str(tmp_path / out)])
+        assert result.exit_code == 0, result.output
+        words = ["certify", str(tmp_path / out), "--n", "100", "--max", "5"]
+        assert runner.invoke(app, words).exit_code == 0
+    same_weights(tmp_path / "one", tmp_path / "two")
+    logs = [(tmp_path / out / "certify_sigma_0.25.tsv").read_text() for out in ("one", "two")]
+    rows = [[line.split("\t")[:4] for line in log.splitlines()] for log in logs]  # not the times
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_picture_that_is_cut_off_is_named(tmp_path: Path, pictures: Path, workers: int) -> None:
+    path = next((pictures / "train" / "3").iterdir())
+    path.write_bytes(path.read_bytes()[:70])
+    words = [*SMALL, "--set", f"data={pictures}", "--set", "data.image_shape=[1,8,8]"]
+    result = run(*words, "--set", f"data.workers={workers}", "--out", str(tmp_path / "run"))
+    assert result.returncode == 2
+    (line,) = (line for line in result.stderr.splitlines() if line)
+    assert line.startswith(f"covprop: {path}: cannot be decoded as an image")
 
 
 def test_runs_are_put_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

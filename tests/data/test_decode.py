@@ -58,6 +58,49 @@ def test_flip_turns_half_of_the_central_crops(tmp_path):
     assert all(torch.equal(x, plain) for x, t in zip(found, turned, strict=True) if not t)
 
 
+@pytest.mark.parametrize(("height", "width"), [(40, 64), (64, 40), (16, 20)])
+def test_another_size_against_torch(tmp_path, height, width):
+    pixels = noise(height, width)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    x = read_image(tmp_path / "a.png", "none", random.Random(0), (3, 32, 32))
+    assert x.shape == (3, 32, 32)
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = torch.from_numpy(pixels[top : top + side, left : left + side]).permute(2, 0, 1)
+    expected = F.interpolate(square.float()[None], (32, 32), mode="bilinear", antialias=True)[0]
+    # Pillow blends pixels beyond the square into its edge; torch does not see them.
+    assert (x.float() - expected)[:, 2:-2, 2:-2].abs().max() <= 1.01
+
+
+def test_images_of_the_wanted_size_stay_as_they_are(tmp_path):
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (12, 20, 3), np.uint8))
+    Image.fromarray(pixels.numpy()).save(tmp_path / "a.png")
+    whole = pixels.permute(2, 0, 1)
+    assert torch.equal(read_image(tmp_path / "a.png", "none", random.Random(0), (3, 12, 20)), whole)
+    Image.fromarray(pixels[..., 0].numpy()).save(tmp_path / "grey.png")
+    grey = read_image(tmp_path / "grey.png", "none", random.Random(0), (1, 12, 20))
+    assert torch.equal(grey, whole[:1])
+    padded = F.pad(whole, [4] * 4)
+    parts = {
+        (top, left): padded[:, top : top + 12, left : left + 20]
+        for top in range(9)
+        for left in range(9)
+    }
+    met = set()
+    for seed in range(60):
+        x = read_image(tmp_path / "a.png", "crop-flip", random.Random(seed), (3, 12, 20))
+        (found,) = (
+            (*place, flipped)
+            for place, part in parts.items()
+            for flipped in (False, True)
+            if torch.equal(x, part.flip(-1) if flipped else part)
+        )
+        met.add(found)
+    tops, lefts, flips = (set(values) for values in zip(*met, strict=True))
+    assert len(tops) == len(lefts) == 9
+    assert flips == {False, True}
+
+
 def test_boxes_have_the_right_distribution():
     rng = random.Random(0)
     boxes = np.array([random_box(400, 400, rng) for _ in range(4000)])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covprop.data import folders, load
+from covprop.data import batches, folders, load
 from covprop.errors import InvalidInput
 
 
@@ -32,6 +32,22 @@ def test_classes_are_sorted_folders(tree):
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert names(test) == ["n01/n01_0.JPEG", "n01/n01_1.JPEG", "n02/n02_0.JPEG", "n02/n02_1.JPEG"]
     assert train.image_shape == (3, 224, 224)
+
+
+def test_a_folder_is_read_at_the_size_wanted(tree):
+    small = load(str(tree), "train", image_shape=(3, 4, 4))
+    (batch,) = batches(small, 6, epoch=0, seed=0, device="cpu")
+    assert small.image_shape == batch.x.shape[1:] == (3, 4, 4)
+    assert small.mean == load(str(tree), "train").mean
+    grey = load(str(tree), "train", image_shape=(1, 4, 6))
+    assert grey.image_shape == (1, 4, 6)
+    assert (round(grey.mean[0], 3), round(grey.std[0], 3)) == (0.449, 0.226)
+    # A process may have no part of the last batch: it is empty, and of that shape too.
+    parts = [next(batches(grey, 1, epoch=0, seed=0, device="cpu", rank=r, world=2)) for r in (0, 1)]
+    assert [p.x.shape for p in parts] == [(0, 1, 4, 6), (1, 1, 4, 6)]
+    for shape in ((2, 4, 4), (3, 0, 4)):
+        with pytest.raises(InvalidInput, match=r"own: .* \[1 or 3, height, width\]"):
+            load(str(tree), "train", image_shape=shape)
 
 
 def test_hidden_files_and_folders_are_left_out(tree):
