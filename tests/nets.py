@@ -1,4 +1,4 @@
-"""Networks that several tests share: one in every style of code, and a user's own file."""
+"""Networks that several tests share: in every style of code, of known answers, a user's own."""
 
 from pathlib import Path
 
@@ -51,6 +51,20 @@ class Net(nn.Module):
 
 def net(**options: bool) -> tuple[Net, Tensor]:
     return Net(**options), torch.rand(5, 2, 8, 8)
+
+
+class HalfSpace(nn.Module):
+    """Class 1 where w·x > b: P(class 1) = Φ((w·x − b)/σ) for |w| = 1, so all is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        w = torch.randn(16, generator=generator)
+        self.register_buffer("w", w / w.norm())
+
+    def forward(self, x: Tensor) -> Tensor:
+        margin = x.flatten(1) @ self.w - 0.2
+        return torch.stack([torch.zeros_like(margin), margin, margin - 9], 1)
 
 
 def own_net(folder: Path, layers: str, parameters: str = "num_classes, image_shape") -> str:

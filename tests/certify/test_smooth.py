@@ -7,6 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from nets import HalfSpace
 from scipy import stats
 from torch import Tensor, nn
 
@@ -18,20 +19,6 @@ from covprop.errors import InvalidInput
 
 SHAPE = (1, 4, 4)
 SIGMA = 0.5
-
-
-class HalfSpace(nn.Module):
-    """Class 1 where w·x > b: P(class 1) = Φ((w·x − b)/σ) for |w| = 1, so all is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        w = torch.randn(16, generator=generator)
-        self.register_buffer("w", w / w.norm())
-
-    def forward(self, x: Tensor) -> Tensor:
-        margin = x.flatten(1) @ self.w - 0.2
-        return torch.stack([torch.zeros_like(margin), margin, margin - 9], 1)
 
 
 def images(count: int) -> Tensor:
@@ -88,22 +75,6 @@ def test_rows_do_not_depend_on_company_order_or_batch_size(options: dict[str, fl
         assert alone.radius.ndim == 0
         assert all(getattr(alone, f.name) == getattr(whole, f.name)[i] for f in fields(whole))
     assert not same(whole, certify(net, x, **{**common, "seed": 5}))
-
-
-def test_several_blocks_a_pass_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's way of working, on the CPU: images share passes, the last one is not full."""
-    from covprop.certify.sample import Sampler
-
-    model, x = HalfSpace(), images(5)
-    one = certify(model, x, sigma=SIGMA, n=1000)
-    plain = Sampler.__init__
-
-    def wide(self: Sampler, *args: object) -> None:
-        plain(self, *args)
-        self.noisy = torch.empty(3 * self.block, *SHAPE)
-
-    monkeypatch.setattr(Sampler, "__init__", wide)
-    assert same(certify(model, x, sigma=SIGMA, n=1000), one)
 
 
 def test_abstains_where_no_class_has_half() -> None:
@@ -199,41 +170,6 @@ def test_predict_decides_every_pair_of_counts_as_the_two_sided_test_does() -> No
     assert found == [a if is_sure else -1 for a, is_sure in zip(top, sure, strict=True)]
 
 
-def test_the_model_is_evaluated_and_left_as_it_was() -> None:
-    net = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 2))
-    net[1].eval()
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    with torch.random.fork_rng():
-        certify(net, images(2), sigma=SIGMA, n=300)
-        state = torch.random.get_rng_state()
-        certify(net, images(2), sigma=SIGMA, n=300)
-        assert torch.equal(torch.random.get_rng_state(), state)
-    assert [m.training for m in net] == [True, False, True, True]
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
-def test_a_model_that_views_its_feature_maps_works_too() -> None:
-    class Viewing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.conv(x)
-            return self.linear(h.view(len(h), -1))
-
-    found = certify(Viewing(), torch.rand(2, 3, 4, 4), sigma=SIGMA, n=300)
-    assert found.n.tolist() == [300, 300]
-
-
-def test_bfloat16_agrees_up_to_rounding() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    x = images(3)
-    full = certify(net, x, sigma=SIGMA, n=2000)
-    half = certify(net, x, sigma=SIGMA, n=2000, dtype=torch.bfloat16)
-    assert ((full.count - half.count).abs() < 60).all()
-
-
 def test_few_samples_are_a_warning() -> None:
     with pytest.warns(SampleWarning, match="every image abstains"):
         found = certify(HalfSpace(), images(1), sigma=SIGMA, n=9)
@@ -266,13 +202,6 @@ def test_mistakes_are_one_sentence(x: Tensor, options: dict[str, float], message
         certify(HalfSpace(), x, **{"sigma": SIGMA, "n": 500, **options})
 
 
-def test_a_model_without_logits_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"logits \[batch, classes\].*returned \[2\]"):
-        certify(lambda x: x.mean((1, 2, 3)), images(1), sigma=SIGMA, n=500)
-    with pytest.raises(InvalidInput, match=r"one tensor of logits .* it returned a tuple"):
-        certify(lambda x: (x, x), images(1), sigma=SIGMA, n=500)
-
-
 def test_another_scale_on_purpose() -> None:
     found = certify(HalfSpace(), torch.full(SHAPE, 2.0), sigma=SIGMA, n=500, value_range=None)
     assert found.n == 500
@@ -296,12 +225,3 @@ def test_on_a_gpu_rows_do_not_depend_on_company() -> None:
     assert max(abs(int(a.count - c)) for a, c in zip(alone, whole.count, strict=True)) <= 2
     cpu = certify(model.cpu(), x, sigma=SIGMA, n=5000)
     torch.testing.assert_close(whole.radius, cpu.radius, atol=0.15, rtol=0)
-
-
-def test_a_module_is_sampled_where_its_tensors_are() -> None:
-    """Also one that holds buffers only; `meta` stands in for a GPU."""
-    from covprop.certify.sample import device_of
-
-    assert device_of(HalfSpace().to("meta"), images(1), None).type == "meta"
-    assert device_of(nn.Linear(2, 2, device="meta"), images(1), None).type == "meta"
-    assert device_of(nn.Flatten(), images(1), None).type == "cpu"
