@@ -47,6 +47,9 @@ def predict(
     covprop predict runs/digits/radius-0.25 --n 1000
     covprop predict RUN cat.png dog.png --n 1000
 
+    Image files have the model's size, or any size where it was trained on class folders: they
+    are scaled and cropped as its test images were. Their answers are printed, not logged.
+
     A class that is not the smoothed classifier's is printed with probability
     at most alpha. Over a data set, rows go to RUN/predict_sigma_S.tsv (idx,
     label, predict, correct, time); after a kill the same command goes on.
@@ -59,8 +62,11 @@ def predict(
     from covprop.certify.rows import PredictRow
     from covprop.cli.filling import fill_log
     from covprop.cli.subject import open_subject
+    from covprop.data import in_folders
     from covprop.device import choose_device
 
+    if pictures:
+        _refuse_with_pictures({"--skip": skip, "--max": most, "--data": data, "--out": out}, split)
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = subject.choose_sigma(sigma)
     where = choose_device(device)
@@ -71,7 +77,7 @@ def predict(
     asked = {"num_classes": subject.num_classes, "batch_size": batch, "device": where, **question}
     asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
-        x = _read_pictures(pictures, subject.image_shape)
+        x = _read_pictures(pictures, subject.image_shape, in_folders(subject.dataset))
         _show(pictures, vote(model, x, **asked), subject.class_names())
         return
     images = subject.load_images(split, data)
@@ -94,19 +100,29 @@ def predict(
         typer.echo(f"{len(rows)} images, accuracy {right:.3f}, abstained {abstained:.1%}\n{path}")
 
 
-def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tensor":
-    """Image files as [b, c, h, w] in [0, 1]; 224-pixel models get the usual central crop."""
-    import numpy as np
+def _refuse_with_pictures(given: dict[str, object], split: str) -> None:
+    """Options that choose among a data set's images, or say where their rows go, mean nothing."""
+    unused = [option for option, value in given.items() if value is not None]
+    unused += ["--split"] if split != "test" else []
+    if unused:
+        raise InvalidInput(
+            f"{unused[0]} is for the images of a data set and does not go with image files, whose "
+            "answers are only printed; leave one of them out."
+        )
+
+
+def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int], cropped: bool) -> "Tensor":
+    """Image files as [b, c, h, w] in [0, 1], `cropped` as test images in class folders are."""
     import torch
 
-    from covprop.data.decode import CROP, open_image, read_image
+    from covprop.data.decode import as_tensor, open_image, read_image
 
     pictures = []
     for path in paths:
         if not path.exists():
             raise InvalidInput(f"There is no image {path}.")
-        if shape == (3, CROP, CROP):
-            pictures.append(read_image(path, "none", random.Random(0)))
+        if cropped:
+            pictures.append(read_image(path, "none", random.Random(0), shape))
             continue
         image = open_image(path, "L" if shape[0] == 1 else "RGB")
         if (image.height, image.width) != shape[1:]:
@@ -114,8 +130,7 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> "Tenso
                 f"{path} is {image.height}×{image.width} pixels, but the model takes "
                 f"{shape[1]}×{shape[2]}; resize it first."
             )
-        pixels = torch.from_numpy(np.array(image))
-        pictures.append(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1))
+        pictures.append(as_tensor(image))
     return torch.stack(pictures).float() / 255
 
 

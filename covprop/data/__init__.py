@@ -28,6 +28,7 @@ __all__ = [
     "batches",
     "count_batches",
     "data_root",
+    "in_folders",
     "load",
 ]
 
@@ -74,6 +75,17 @@ def load(
     if holdout is None or split == "test":
         return data
     return divide(data, holdout)[split == "holdout"]
+
+
+def in_folders(name: str) -> bool:
+    """Whether the set of that name lies in class folders, which are scaled and cropped on reading.
+
+    >>> [in_folders(name) for name in ("imagenet", "cifar10", "photos", "photos.npz")]
+    [True, False, True, False]
+    """
+    if name in DATASETS:
+        return _READERS.get(name) is folders.read
+    return Path(name).suffix != ".npz"
 
 
 def _load(name: str, split: str, root: Path) -> Images | FolderImages:

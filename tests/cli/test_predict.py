@@ -1,17 +1,20 @@
 """`covprop predict` on a data set and on image files."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from covprop import data
 from covprop.certify import predict
 from covprop.cli.predict import _read_pictures
 from covprop.cli.subject import open_subject
+from covprop.data.decode import read_image
 from covprop.errors import InvalidInput
 from covprop.run import Run
 
@@ -84,6 +87,36 @@ def test_pictures_that_do_not_fit(
     assert message in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--skip", 2), ("--max", 1), ("--data", "x"), ("--out", "x.tsv"), ("--split", "train")],
+)
+def test_options_that_do_not_go_with_pictures(cli: Cli, run_folder: Path, words: tuple) -> None:
+    code, _, err = cli("predict", run_folder, "a.png", *words)
+    assert code == 2
+    assert f"covprop: {words[0]} is for the images of a data set" in err
+
+
+def test_pictures_are_cropped_for_models_of_class_folders_only(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """A model of an own .npz saw its 224-pixel images whole; one of a folder saw crops."""
+    pixels = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    whole = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
+    assert torch.equal(_read_pictures([path], (3, 224, 224), cropped=False), whole)
+    crop = read_image(path, "none", random.Random(0))[None] / 255
+    assert torch.equal(_read_pictures([path], (3, 224, 224), cropped=True), crop)
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace('"digits"', '"/nowhere/photos"'))
+    Image.new("L", (30, 20)).save(path)  # any size goes where a folder's images were scaled
+    assert cli("predict", run_folder, path, "--n", 100)[0] == 0
+    config.write_text(config.read_text().replace("photos", "photos.npz"))
+    code, _, err = cli("predict", run_folder, path, "--n", 100)
+    assert (code, "is 20×30 pixels, but the model takes 8×8" in err) == (2, True)
+
+
 def test_an_own_set_names_its_classes(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     digits = data.load("digits", "test")
     names = [f"digit {k}" for k in range(10)]
@@ -102,9 +135,9 @@ def test_an_own_set_names_its_classes(cli: Cli, run_folder: Path, tmp_path: Path
     assert name == number
 
 
-@pytest.mark.parametrize("side", [8, 224])
-def test_a_picture_that_is_not_there(cli: Cli, run_folder: Path, side: int) -> None:
+@pytest.mark.parametrize("cropped", [False, True])
+def test_a_picture_that_is_not_there(cli: Cli, run_folder: Path, cropped: bool) -> None:
     with pytest.raises(InvalidInput, match=r"There is no image none\.png"):
-        _read_pictures([Path("none.png")], (3, side, side))
+        _read_pictures([Path("none.png")], (3, 224, 224), cropped)
     code, _, err = cli("predict", run_folder, "none.png", "--n", 100)
     assert (code, err) == (2, "covprop: There is no image none.png.\n")
