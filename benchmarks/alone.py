@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from jobs import Job, at_length
+from jobs import Job
 
 from covprop.run import Run
 from covprop.train import load, train
+from covprop.train.length import at_length
 
 CLEAN = 2
 """Epochs timed of each phase, after one that compiles and records."""

@@ -41,13 +41,12 @@ from typing import IO, Any
 from covprop.errors import InvalidInput
 from covprop.names import nearest
 from covprop.train import load
+from covprop.train.length import at_length
 
 KEYS = (
     *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
     *("also", "folder", "repeat"),
 )
-PHASES = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
-"""Options that are numbers of epochs, besides the trainer's own."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,8 @@ def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
     lengths: list[int | None] = given if isinstance(given, list) else [given]
     jobs = []
     for epochs in lengths:
-        changes = [*at_length(recipe, epochs), *options["set"]]
+        scaled = [] if epochs is None else at_length(recipe, epochs)
+        changes = [*scaled, *options["set"]]
         for seed in options.get("seeds", [0]):
             every = (*changes, f"train.seed={seed}")
             jobs.append(
@@ -164,30 +164,6 @@ def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
                 )
             )
     return jobs
-
-
-def at_length(recipe: str, epochs: int | None) -> list[str]:
-    """Overrides under which a run of `epochs` goes through its recipe's phases in proportion."""
-    if epochs is None:
-        return []
-    whole = load(recipe)
-    share = epochs / whole.train.epochs
-
-    def scaled(phase: int) -> int:
-        return round(phase * share)
-
-    changes = [f"train.epochs={epochs}"]
-    if whole.train.decay_from:
-        changes.append(f"train.decay_from={scaled(whole.train.decay_from)}")
-    if whole.train.milestones:
-        nearer = {max(1, scaled(m)) for m in whole.train.milestones}
-        changes.append(f"train.milestones={sorted(m for m in nearer if m < epochs)}")
-    for section, keys in PHASES.items():
-        options = getattr(whole, section) or {}
-        changes += [
-            f"{section}.{key}={scaled(options[key])}" for key in keys if options.get(key, 0)
-        ]
-    return changes
 
 
 def _same_images(certify: Sequence[str]) -> list[str]:

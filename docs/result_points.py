@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from covprop.report.cells import duration
 from covprop.report.read import read
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.summary import Summary, summarize
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from jobs import at_length
+from covprop.train.length import at_length
 
 
 @dataclass(frozen=True)

@@ -65,14 +65,6 @@ def test_a_wave_becomes_jobs(tmp_path: Path) -> None:
     assert [words[0] for words in made[2].commands(Path("run"), None)] == ["train", "estimate"]
 
 
-def test_phases_scale_with_the_length() -> None:
-    changes = jobs.at_length("cifar10/radius-0.25", 20)
-    recipe = load("cifar10/radius-0.25", changes)
-    assert (recipe.train.epochs, recipe.train.milestones) == (20, (10, 15))
-    assert recipe.method["from_epoch"] == 10
-    assert jobs.at_length("cifar10/radius-0.25", None) == []
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
