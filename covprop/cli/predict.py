@@ -47,8 +47,9 @@ def predict(
     covprop predict runs/digits/radius-0.25 --n 1000
     covprop predict RUN cat.png dog.png --n 1000
 
-    Image files have the model's size, or any size where it was trained on class folders: they
-    are scaled and cropped as its test images were. Their answers are printed, not logged.
+    Image files have the model's size, or any size where it was trained on
+    class folders: they are scaled and cropped as its test images were. Their
+    answers are printed, not logged.
 
     A class that is not the smoothed classifier's is printed with probability
     at most alpha. Over a data set, rows go to RUN/predict_sigma_S.tsv (idx,
