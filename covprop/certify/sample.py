@@ -20,6 +20,7 @@ from covprop.errors import InvalidInput
 from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
+from covprop.pixels import check_range
 
 # In a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200. None of them is
 # idle at the end of a layer then. Each takes 2 % longer in a pass of 2,048, and 3 % less in one of
@@ -229,15 +230,7 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
             f"x must be float images [c, h, w] or [b, c, h, w], "
             f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
         )
-    if value_range is None or x.numel() == 0:
-        return
-    low, high = (float(v) for v in x.aminmax())
-    if not (value_range[0] <= low and high <= value_range[1]):  # also refuses NaN
-        raise InvalidInput(
-            f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
-            f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "
-            f"normalisation the first layer of the model"
-        )
+    check_range(x, value_range)
 
 
 def device_of(

@@ -23,6 +23,7 @@ from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
 from covprop.estimate.shared import calibrated, shared
 from covprop.mode import switched
+from covprop.pixels import check_range
 from covprop.propagate.inputs import check_sigma
 
 ESTIMATORS: dict[str, Callable[..., Margin]] = {
@@ -35,7 +36,13 @@ ESTIMATORS: dict[str, Callable[..., Margin]] = {
 
 
 def margin(
-    model: nn.Module, x: Tensor, sigma: float, estimator: str = "linearized", **options: Any
+    model: nn.Module,
+    x: Tensor,
+    sigma: float,
+    estimator: str = "linearized",
+    *,
+    value_range: tuple[float, float] | None = (0.0, 1.0),
+    **options: Any,
 ) -> Margin:
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
 
@@ -46,6 +53,8 @@ def margin(
         x: images [b, c, h, w].
         sigma: the noise's standard deviation on the pixel scale.
         estimator: "shared", "calibrated", "linearized", "dense" or "sampled".
+        value_range: what pixels must lie in, as in `certify`; None for inputs on another scale,
+            on which σ and radii are then measured. With `create_graph` nothing is checked.
         options: of the estimator: `settings` (shared, calibrated), `samples` (calibrated,
             linearized, sampled), `create_graph` (linearized, for training).
 
@@ -65,5 +74,6 @@ def margin(
     sigma = check_sigma(sigma)
     if options.get("create_graph"):  # part of a training step, in the model's own mode
         return ESTIMATORS[estimator](model, x, sigma, **options)
+    check_range(x, value_range)
     with switched(model, training=False):
         return ESTIMATORS[estimator](model, x, sigma, **options)

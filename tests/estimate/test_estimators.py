@@ -212,6 +212,12 @@ def test_bad_input_is_one_sentence() -> None:
         margin(model, x, 0.3, estimator="guess")
     with pytest.raises(InvalidInput, match="sigma is"):
         margin(model, x, -1.0)
+    with pytest.raises(InvalidInput, match=r"images must lie in \[0, 1\], .* span \[0, 2\]"):
+        margin(model, torch.linspace(0, 2, 49).view(1, 1, 7, 7), 0.3)
+    with pytest.raises(InvalidInput, match=r"images must lie in \[0, 1\]"):
+        margin(model, torch.full((1, 1, 7, 7), torch.nan), 0.3)
+    beyond = margin(model, x + 1, 0.3, value_range=None)
+    assert beyond.top.tolist() == model(x + 1).argmax(1).tolist()
     with pytest.raises(InvalidInput, match="at least 2"):
         margin(model, x, 0.3, "sampled", samples=1)
     big = nn.Sequential(nn.Flatten(), nn.Linear(30_000, 2))

@@ -1,0 +1,20 @@
+"""The scale of the pixels: σ and every radius are measured on it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from covprop.errors import InvalidInput
+
+
+def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
+    """Refuse images on another scale than σ; None lets everything pass."""
+    if value_range is None or x.numel() == 0:
+        return
+    low, high = (float(v) for v in x.aminmax())
+    if not (value_range[0] <= low and high <= value_range[1]):  # also refuses NaN
+        raise InvalidInput(
+            f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
+            f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "
+            f"normalisation the first layer of the model"
+        )
