@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
-from result_points import Point, base_name, failures, points, tried
+from result_points import Point, against_seconds, failures, points, tried
 from scipy.special import ndtri
 
 from covprop.data import DATASETS
@@ -178,23 +178,22 @@ def log(wave: str) -> str:
 
 
 def time_table(wave: str) -> str:
-    """Seconds until the ACR passes each threshold; every point is a finished run.
+    """Seconds until the ACR passes each threshold; every point is a finished run, timed alone.
 
     The runs of the table of CIFAR-10 at σ = 0.25 are points as well, where their recipe is as it
-    ships and was timed alone.
+    ships and was timed. Other runs of the wave that were not timed alone are named below.
     """
-    curves: dict[str, list[tuple[float, float]]] = {}
     table = [
         point
         for point in points(RESULTS, "cifar10-0.25")
         if point.alone is not None and tried(point.facts)[1] in ("–", "`train.compile=true`")
     ]
-    for point in [*points(RESULTS, wave), *table]:
-        if point.seconds is not None:
-            place = (point.seconds, point.group.acr[0])
-            curves.setdefault(base_name(point.name), []).append(place)
+    own = points(RESULTS, wave)
+    curves = against_seconds([*own, *table])
+    shared = ", ".join(f"`{point.name}`" for point in own if not point.timed_alone)
+    note = f"\nNot timed with the machine to itself, and left out: {shared}.\n" if shared else ""
     if not curves:
-        return ABSENT
+        return note.lstrip() or ABSENT
     rows = []
     for name, curve in curves.items():
         reached = [first_above(sorted(curve), t) for t in THRESHOLDS]
@@ -202,7 +201,7 @@ def time_table(wave: str) -> str:
         rows.append([f"`{name}`", *reached, f"{best:.3f}", duration(max(s for s, _ in curve))])
     save("time-to-acr.png", lambda: time_to_acr(curves, THRESHOLDS))
     titles = ["job", *(f"ACR {t:.2f}" for t in THRESHOLDS), "best ACR", "longest run"]
-    return grid(titles, rows) + "\n![ACR against seconds](figures/time-to-acr.png)\n"
+    return grid(titles, rows) + note + "\n![ACR against seconds](figures/time-to-acr.png)\n"
 
 
 def first_above(curve: list[tuple[float, float]], threshold: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,16 @@ class Point:
         return self.group.train_seconds
 
     @property
+    def timed_alone(self) -> bool:
+        """Whether `seconds` are those of a machine that had nothing else to do."""
+        return self.seconds is not None and (self.alone is not None or self.beside == (1,))
+
+    @property
     def training(self) -> str:
         if self.seconds is None:
             return "–"
         beside = " and ".join(map(str, self.beside))
-        shared = "" if self.alone is not None or beside == "1" else f" ({beside} side by side)"
+        shared = "" if self.timed_alone else f" ({beside} side by side)"
         return duration(self.seconds) + shared
 
 
@@ -85,6 +91,16 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
 def base_name(job: str) -> str:
     """A job's name without its length: one timing serves all lengths."""
     return re.sub(r"-\d+epochs$", "", job)
+
+
+def against_seconds(found: Sequence[Point]) -> dict[str, list[tuple[float, float]]]:
+    """(seconds, ACR) of every point that was timed alone, by job whatever its length."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in found:
+        if point.timed_alone and point.seconds is not None:
+            place = (point.seconds, point.group.acr[0])
+            curves.setdefault(base_name(point.name), []).append(place)
+    return curves
 
 
 def alone_seconds(results: Path, wave: str) -> dict[str, float]:

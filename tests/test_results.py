@@ -134,7 +134,7 @@ def test_time_to_acr_takes_the_shortest_run_that_is_there(
     wave = tmp_path / "wave"
     best = max((1, 2), key=acr)
     for length, rows in ((5, 3 - best), (10, best)):
-        log = add_run(wave, f"a-{length}epochs", 0, rows=rows)
+        log = add_run(wave, f"a-{length}epochs", 0, rows=rows, side_by_side=1)
         log.with_name("metrics.jsonl").write_text(
             json.dumps({"epoch": length, "seconds": 2.0 * length}) + "\n"
         )
@@ -142,6 +142,23 @@ def test_time_to_acr_takes_the_shortest_run_that_is_there(
     monkeypatch.setattr(make, "THRESHOLDS", (0.0, between, 9.0))
     (row,) = lines(make.time_table("wave"), "a`")
     assert row[1:] == ["10.0 s", "20.0 s", "not reached", f"{acr(best):.3f}", "20.0 s"]
+
+
+def test_seconds_beside_other_runs_are_no_time_to_acr(make: ModuleType, tmp_path: Path) -> None:
+    wave = tmp_path / "wave"
+    add_run(wave, "a-5epochs", 0, side_by_side=1)
+    add_run(wave, "b-5epochs", 0, rows=2, side_by_side=2)
+    for seed in (0, 1):  # one of the two had company
+        add_run(wave, "c-5epochs", seed, side_by_side=1 + seed)
+    text = make.time_table("wave")
+    assert [len(lines(text, f"{job}`")) for job in "abc"] == [1, 0, 0]
+    assert "left out: `b-5epochs`, `c-5epochs`.\n" in text
+    (wave / "timing.tsv").write_text("job\tseconds_per_epoch\nb\t0.5\nc\t0.5\n")
+    text = make.time_table("wave")
+    assert [lines(text, f"{job}`")[0][-1] for job in "abc"] == ["4.5 s", "1.5 s", "1.5 s"]
+    assert "left out" not in text
+    add_run(tmp_path / "other", "d", 0)
+    assert make.time_table("other").endswith("left out: `d`.\n")
 
 
 def test_points_of_the_table_are_on_the_curve_of_their_method(
