@@ -3,16 +3,25 @@
 import re
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covprop.errors import InvalidInput
 from covprop.report.summary import Summary
-from covprop.train.recipe import resolve
 
 OF_ONE_RUN = ("seed", "weights", "skip_wrong", "not_bounded")
 """What tells the certifications of two seeds apart though their numbers mean the same."""
+
+LATER: dict[str, dict[str, Any]] = {
+    "noise": {"share": 1.0},
+    "method consistency": {"from_epoch": 0},
+    "method radius": {"layer": 0, "per_class": False},
+    "train": {"fast": True},
+}
+"""Options that came into the program after the first recorded runs, and their defaults: a run that
+says so and a run that could not say it yet have the same recipe. A report has this from no
+trainer, since it reads files only: what else a config names, an own model's code above all, is
+not to be run for a table."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +72,22 @@ def _key(summary: Summary) -> str:
     c = summary.certification
     if not c.config_text:  # a bare log says nothing of its seed
         return f"alone {c.path}"
-    config = _today(tomllib.loads(c.config_text))
-    if isinstance(config.get("train"), dict):
-        config["train"].pop("seed", None)
+    settings = sorted(f"{name} = {value!r}" for name, value in _settings(c.config_text))
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
-    parts = (str(c.path.parent.parent), c.path.name, repr(config), repr(meta), c.rows.idx.tolist())
+    parts = (c.path.parent.parent, c.path.name, settings, meta, c.rows.idx.tolist())
     return "\n".join(map(str, parts))
 
 
-def _today(config: dict[str, Any]) -> dict[str, Any]:
-    """With the options that came into the program after the run, at their defaults."""
-    try:
-        return resolve(config).as_dict()
-    except InvalidInput:  # not a recipe of this version
-        return config
+def _settings(config_text: str) -> Iterator[tuple[str, Any]]:
+    """Every option that tells the recipe of a run from others, as `section.key`, and its value."""
+    for section, values in tomllib.loads(config_text).items():
+        if not isinstance(values, dict):  # no config of this program
+            yield section, values
+            continue
+        later = LATER.get(f"{section} {values['name']}" if "name" in values else section, {})
+        for key, value in values.items():
+            if (section, key) != ("train", "seed") and not (key in later and value == later[key]):
+                yield f"{section}.{key}", value
 
 
 def _name(members: Sequence[Summary]) -> str:
