@@ -17,6 +17,8 @@ from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule
 from covprop.propagate.settings import Settings
 
+FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
+
 
 class Look(nn.Module):
     """Interprets the steps on meta tensors, filling in shapes and rules and gathering faults."""
@@ -55,7 +57,7 @@ class Look(nn.Module):
         assert step.rule is not None
         try:
             return step.covariance(step.layer(values), covs, values, self.settings)
-        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+        except FAILURES as error:
             rule, what = step.rule.cov.__name__, type(error).__name__
             raise UnsupportedModel(
                 f"the rule {rule} of {step.name} failed with {what}: {error}"
@@ -125,6 +127,30 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
             if slot != step.overwrites
         )
     ]
+
+
+def batch_dependent(steps: list[Step], seen: Look) -> list[Fault]:
+    """Steps whose covariance needs a value that changes with the batch, as in `x / x.shape[0]`.
+
+    Σ is made without a batch: a rule that does not do without such a value would fail there.
+    """
+    open_ = {
+        slot
+        for slot, step in enumerate(steps, start=1)
+        if step.rule is None and not step.fixed and step.size is None
+    }
+    values = [None if slot in open_ else value for slot, value in enumerate(seen.values)]
+    faults = []
+    for step in steps:
+        if step.rule is None or open_.isdisjoint(refs((step.args, step.kwargs))):
+            continue
+        try:
+            step.covariance(step.layer(values), seen.covs, values, seen.settings)
+        except (Unsupported, *FAILURES):
+            why = "it computes with the size of the batch, so an image's logits would depend on it"
+            remedy = "take a number there that is the same for every batch"
+            faults.append(Fault(step.name, describe(step.operation), step.where, why, remedy))
+    return faults
 
 
 def _same_memory(a: Any, b: Any) -> bool:

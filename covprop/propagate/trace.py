@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 import covprop.propagate.rules  # noqa: F401  (registers every rule)
 from covprop.errors import UnsupportedModel
 from covprop.propagate.faults import source_line, unsupported
-from covprop.propagate.look import hidden_writes, look
+from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
 from covprop.propagate.settings import Settings
@@ -158,6 +158,8 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
         replace(step, size=same_number(a, b))
         for step, a, b in zip(two.done, two.values[1:], three.values[1:], strict=True)
     ]
+    if faults := batch_dependent(done, two):
+        raise unsupported(type(model).__name__, faults)
     return Plan(tuple(free_early(done, output)), output, tuple(input_shape))
 
 

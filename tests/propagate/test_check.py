@@ -2,6 +2,7 @@
 
 import operator
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +81,45 @@ def test_untraceable_model_is_one_sentence() -> None:
 
     with pytest.raises(UnsupportedModel, match=r"torch\.fx cannot trace Branch .*control flow"):
         check(Branch(), (1, 2, 2))
+
+
+class Sized(nn.Module):
+    """Uses the batch size in `way`; the last layer comes after it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.last = way, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.view(x.shape[0], -1) + x.shape[0]  # neither changes Σ
+        if self.way == "divided":
+            flat = flat / (2 * x.shape[0])
+        if self.way == "scaled":
+            flat = flat * x.size(0) ** -0.5
+        if self.way == "summed":
+            flat = torch.add(flat, flat.relu(), alpha=x.shape[0])
+        if self.way == "channels":
+            flat = flat / x.shape[2]
+        return self.last(flat)
+
+
+@pytest.mark.parametrize(("way", "name"), [("divided", "/"), ("scaled", "*"), ("summed", "add(")])
+def test_what_depends_on_the_size_of_the_batch_is_named(way: str, name: str) -> None:
+    """Σ is made without a batch, and an image's logits should not depend on its neighbours."""
+    for call in (check, lambda model, shape: covprop.Propagator(model, 0.5, shape)):
+        with pytest.raises(UnsupportedModel, match="computes with the size of the batch") as caught:
+            call(Sized(way), (1, 2, 4))
+        (fault,) = caught.value.faults
+        file, line = fault.where.rsplit(":", 1)
+        assert name in Path(file).read_text().splitlines()[int(line) - 1]
+
+
+@pytest.mark.parametrize("way", ["not", "channels"])
+def test_sizes_that_do_not_change_the_noise_pass(way: str) -> None:
+    model = Sized(way)
+    out = covprop.Propagator(model, 0.5, (1, 2, 4))(torch.rand(5, 1, 2, 4))
+    weight = model.last.weight.detach() / (2 if way == "channels" else 1)
+    torch.testing.assert_close(out.cov.detach(), 0.25 * weight @ weight.T)
 
 
 def test_tensor_made_in_forward_does_not_stay_on_the_model() -> None:
