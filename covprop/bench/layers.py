@@ -174,17 +174,22 @@ def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:
 
 @torch.no_grad()
 def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
-    """How long each step of the covariance pass takes by itself, all in turn."""
+    """How long each step of the covariance pass takes by itself, all in turn.
+
+    In the precision of the pass as a whole: Σ itself is never under autocast, but with autocast
+    the propagator takes its products in half.
+    """
     prop = propagator(subject)
-    steps, covs = prop.plan.steps, prop.covariances()
+    half = subject.precision == "bf16"
+    settings = prop.settings.but(products="bfloat16") if half else prop.settings
+    with subject.autocast():
+        steps, covs = prop.plan.steps, prop.covariances()
     values: list[Any] = [None]
     for step in steps:
         values.append(step.run(values) if step.fixed else None)
     noisy = {slot: step for slot, step in enumerate(steps, start=1) if step.rule is not None}
     sides: dict[str, Callable[[], object]] = {
-        str(slot): no_grad(
-            partial(step.covariance, step.layer(values), covs, values, prop.settings)
-        )
+        str(slot): no_grad(partial(step.covariance, step.layer(values), covs, values, settings))
         for slot, step in noisy.items()
     }
     times = interleaved(sides, subject.device, replace(effort, sample_seconds=0.0))

@@ -12,6 +12,8 @@ from covprop.bench.layers_report import layers_report
 from covprop.bench.machine import facts
 from covprop.bench.subject import Subject
 from covprop.bench.timing import QUICK, Timing
+from covprop.propagate.plan import Step
+from covprop.propagate.settings import Settings
 
 TINY = Subject("preact_resnet18", width=2, image=8, norm="none")
 
@@ -122,6 +124,45 @@ def test_every_depth_is_captured_on_a_gpu() -> None:
     depths = bench.depth(TINY.but(device=torch.device("cuda")), bench.DEPTHS, QUICK)
     assert len(depths) == 8
     assert all(one.captured for one in depths)
+
+
+@pytest.fixture
+def precisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Of every covariance rule that is applied: the precision of products, and autocast."""
+    seen: list[tuple[str, bool]] = []
+    plain = Step.covariance
+
+    def spy(self: Step, layer: Any, covs: Any, values: Any, settings: Settings) -> torch.Tensor:
+        out = plain(self, layer, covs, values, settings)
+        if not out.is_meta:  # a look at the shapes
+            seen.append((settings.products, torch.is_autocast_enabled(out.device.type)))
+        return out
+
+    monkeypatch.setattr(Step, "covariance", spy)
+    return seen
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_layers_are_timed_in_the_precision_of_the_whole_pass(
+    precisions: list[tuple[str, bool]], device: str
+) -> None:
+    subject = TINY.but(device=torch.device(device))
+    bench.sigma_pass(bench.propagator(subject), subject)
+    whole = set(precisions)
+    precisions.clear()
+    bench.by_layer(subject, QUICK)
+    assert set(precisions) == whole
+
+
+def test_layers_of_a_half_precision_pass_take_products_in_half(
+    precisions: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subject, "precision", "bf16")  # as on a GPU
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)  # would stay
+    layers = bench.by_layer(TINY, QUICK)
+    timed = precisions[len(layers) :]  # before them the pass that gives each its input
+    assert len(timed) >= len(layers)
+    assert set(timed) == {("bfloat16", False)}
 
 
 def test_by_layer_measures_the_propagators_own_rules() -> None:
