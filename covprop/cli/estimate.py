@@ -121,7 +121,7 @@ def _radii(
     return radii
 
 
-def _parts(name: str) -> tuple[str, dict[str, int]]:
+def _parts(name: str) -> tuple[str, dict[str, Any]]:
     """An estimator and its options: linearized:4 has four samples."""
     from covprop.errors import InvalidInput
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def estimator_table(
 
 
 def _ask(name: str, model: nn.Module, x: Tensor, sigma: float, samples: int) -> Margin:
-    options = {"samples": samples} if name == "sampled" else {}
+    options: dict[str, Any] = {"samples": samples} if name == "sampled" else {}
     images = x
     if name == "dense":
         images = x[:DENSE_IMAGES]
