@@ -2,53 +2,46 @@
 
 Estimated radius (closed form, from moments) and certified radius (Monte Carlo with a confidence
 bound) are two different things here, and no name in this package mixes them up.
+
+The public names are those of `covprop.api`. They and the modules of the package are imported when
+they are first asked for: torch takes seconds, for which help and reports need not wait.
 """
 
-from covprop.bound import decorrelated_bound, inflation
-from covprop.certify import Certificate, certify, predict
-from covprop.errors import CovpropError, InvalidInput, UnsupportedModel
-from covprop.estimate import margin
-from covprop.estimate.ibp import Box, ibp
-from covprop.estimate.result import Margin
-from covprop.gaussian import Gaussian
-from covprop.layers import ActNorm, HermiteActivation
-from covprop.models.normalize import Normalize
-from covprop.propagate.check import check, fix
-from covprop.propagate.propagator import Propagator
-from covprop.propagate.registry import rule
-from covprop.propagate.rules.activation import elementwise
-from covprop.propagate.settings import PAPER, REFERENCE, Settings
-from covprop.radius import RadiusLoss, estimated_radius, top_two_probability
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PAPER",
-    "REFERENCE",
-    "ActNorm",
-    "Box",
-    "Certificate",
-    "CovpropError",
-    "Gaussian",
-    "HermiteActivation",
-    "InvalidInput",
-    "Margin",
-    "Normalize",
-    "Propagator",
-    "RadiusLoss",
-    "Settings",
-    "UnsupportedModel",
-    "__version__",
-    "certify",
-    "check",
-    "decorrelated_bound",
-    "elementwise",
-    "estimated_radius",
-    "fix",
-    "ibp",
-    "inflation",
-    "margin",
-    "predict",
-    "rule",
-    "top_two_probability",
-]
+if TYPE_CHECKING:
+    from covprop.api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "__all__" and name.startswith("_"):
+            raise AttributeError(f"module 'covprop' has no attribute '{name}'")
+        if find_spec(f"covprop.{name}"):
+            return import_module(f"covprop.{name}")
+        value = globals()[name] = getattr(import_module("covprop.api"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("covprop.api").__all__})
+
+
+class _Package(ModuleType):
+    """`covprop.certify` is a function, although the package that holds it has the same name and
+    its import would put it here instead."""
+
+    @property
+    def certify(self) -> Any:
+        return import_module("covprop.api").certify
+
+    @certify.setter
+    def certify(self, package: ModuleType) -> None: ...
+
+
+sys.modules[__name__].__class__ = _Package

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from covprop.cli import options
-from covprop.device import place
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -76,6 +75,8 @@ def train(
     metrics.jsonl (a row an epoch), model.safetensors (the weights) and state.pt (to go on).
     Killed or stopped at any moment, the same command goes on exactly where it was.
     """
+    from covprop.device import place
+
     folder = train_recipe("train", recipe, set_, out, data, restart)
     if place()[0] == 0:
         typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
@@ -92,6 +93,7 @@ def train_recipe(
     """What every verb that trains does; returns the run folder."""
     from rich.console import Console
 
+    from covprop.device import place
     from covprop.errors import CovpropError
     from covprop.train import Interrupted, load
     from covprop.train import train as run

@@ -1,0 +1,3 @@
+"""Propagation in closed form; importing anything of it registers every rule."""
+
+import covprop.propagate.rules

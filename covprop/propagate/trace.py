@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-import covprop.propagate.rules  # noqa: F401  (registers every rule)
 from covprop.errors import UnsupportedModel
 from covprop.propagate.faults import source_line, unsupported
 from covprop.propagate.look import batch_dependent, hidden_writes, look
