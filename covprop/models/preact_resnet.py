@@ -36,6 +36,12 @@ def _norm(kind: str, channels: int) -> nn.Module:
     return nn.Identity()
 
 
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Conv2d | None:
+    """A 1×1 convolution where a block changes the shape."""
+    same = stride == 1 and inputs == outputs
+    return None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions."""
 
@@ -48,11 +54,7 @@ class BasicBlock(nn.Module):
         self.conv1 = nn.Conv2d(inputs, planes, 3, stride, padding=1, bias=bias)
         self.norm2 = _norm(norm, planes)
         self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=bias)
-        self.shortcut = (
-            nn.Conv2d(inputs, planes, 1, stride, bias=False)
-            if stride != 1 or inputs != planes
-            else None
-        )
+        self.shortcut = _shortcut(inputs, planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norm1(x))
@@ -76,11 +78,7 @@ class Bottleneck(nn.Module):
         self.conv2 = nn.Conv2d(planes, planes, 3, stride, padding=1, bias=bias)
         self.norm3 = _norm(norm, planes)
         self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=bias)
-        self.shortcut = (
-            nn.Conv2d(inputs, 4 * planes, 1, stride, bias=False)
-            if stride != 1 or inputs != 4 * planes
-            else None
-        )
+        self.shortcut = _shortcut(inputs, 4 * planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norm1(x))
