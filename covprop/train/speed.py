@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -69,20 +69,38 @@ def settled(recipe: Recipe, speed: Speed) -> Recipe:
 @contextmanager
 def switches(options: TrainOptions, speed: Speed, here: World) -> Iterator[None]:
     """torch's own switches, which are the whole process's, as a run wants them while it runs."""
-    precision, tuned = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    tuned = torch.backends.cudnn.benchmark
     # What nobody asked for is left aside where it fails, for want of a C compiler for one.
     auto = options.compile == "auto"
     failing = torch._dynamo.config.patch(suppress_errors=auto) if speed.compile else nullcontext()
+    # For what autocast leaves in float32, Σ above all.
+    products = _tf32() if options.precision == "bf16" else nullcontext()
     try:
-        if options.precision == "bf16":  # what autocast leaves in float32, Σ above all
-            torch.set_float32_matmul_precision("high")
         if options.fast and here.device.type == "cuda" and here.size == 1:
             torch.backends.cudnn.benchmark = True  # all batches have one shape
-        with failing:
+        with failing, products:
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.benchmark = tuned
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Matrix products of float32 in TF32."""
+    mkldnn: Any = torch.backends.mkldnn  # whose stubs lack it
+    backends = torch.backends.cuda.matmul, mkldnn.matmul
+    each = [backend.fp32_precision for backend in backends]
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch does not answer where a backend was set by itself
+        before = "highest"
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, each, strict=True):
+            backend.fp32_precision = precision
 
 
 def _crashes(core: Step, here: World) -> bool:

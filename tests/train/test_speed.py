@@ -2,10 +2,10 @@
 
 import contextlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -162,21 +162,47 @@ def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
     torch.compiler.reset()
 
 
+MATMUL = (torch.backends.cuda.matmul, cast(Any, torch.backends.mkldnn).matmul)
+
+
+@pytest.fixture(params=["as a whole", "by itself"])
+def products(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How somebody set the precision: for one backend by itself, after which torch does not name
+    it for all of them any more."""
+    before = MATMUL[0].fp32_precision
+    if request.param == "by itself":
+        MATMUL[0].fp32_precision = "tf32"
+    yield request.param
+    MATMUL[0].fp32_precision = before
+
+
+def process() -> tuple[object, ...]:
+    """The switches of the process that a run may turn."""
+    precisions = (backend.fp32_precision for backend in MATMUL)
+    return torch._dynamo.config.suppress_errors, torch.backends.cudnn.benchmark, *precisions
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_switches_of_the_process_are_as_before_once_a_run_is_over(
-    tiny: Make, fails: bool
+    tiny: Make, fails: bool, products: str
 ) -> None:
-    def state() -> tuple[object, ...]:
-        precision, tuned = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-        return torch._dynamo.config.suppress_errors, precision, tuned
-
-    before, here = state(), World(0, 1, torch.device("cuda"))
+    before, here = process(), World(0, 1, torch.device("cuda"))
     options = tiny(precision="bf16").train
     with contextlib.suppress(KeyError), speed.switches(options, Speed(True, True, False, ""), here):
-        assert state() == (True, "high", True) != before
+        assert process() == (True, True, "tf32", "tf32") != before
+        assert torch.get_float32_matmul_precision() == "high"
         if fails:
             raise KeyError
-    assert state() == before
+    assert process() == before
+    if products == "as a whole":
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_run_in_full_precision_leaves_products_alone(tiny: Make, products: str) -> None:
+    before, here = process(), World(0, 1, torch.device("cpu"))
+    with speed.switches(tiny().train, Speed(True, False, False, ""), here):
+        assert process() == before
+    assert process() == before
 
 
 def test_a_step_that_cannot_be_flattened_is_left_aside_where_nobody_asked_for_it(
