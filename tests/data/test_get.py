@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import gzip
 import hashlib
 import io
@@ -120,6 +121,18 @@ def test_what_is_unpacked_is_not_unpacked_again(tmp_path, places, monkeypatch):
     assert load("places365", "train", tmp_path).labels.tolist() == [0, 1]
     left = {p.name for p in (tmp_path / "places365").iterdir()}
     assert not any(name.startswith(".") or ".old" in name for name in left), left
+
+
+def test_a_complete_set_may_lie_on_a_read_only_disk(tmp_path, cifar, monkeypatch):
+    with FileServer(cifar) as server:
+        folder = get("cifar100", tmp_path, mirror=server.url, pause=0)
+
+    def refused(path, *args, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for change in ("unlink", "mkdir", "rename", "replace"):
+        monkeypatch.setattr(os, change, refused)
+    assert get("cifar100", tmp_path) == folder
 
 
 def test_what_does_not_pass_is_unpacked_again(tmp_path, places, monkeypatch):
