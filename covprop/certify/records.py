@@ -117,29 +117,24 @@ class Log(Generic[AnyRow]):
             for row in (self.done[i] for i in sorted(self.done) if i not in here):
                 _append(self.journal, self.journal_path, json.dumps(asdict(row)))
         if self._tsv_text() != _text(self.path):
-            self._replace(self.path, self._tsv_text())
+            write(self.path, self._tsv_text().encode())
         for part in parts:
             part.unlink(missing_ok=True)
 
     def _write_all(self) -> None:
         lines = "".join(json.dumps(asdict(self.done[i])) + "\n" for i in sorted(self.done))
         if _text(self.main_path) != lines:
-            self._replace(self.main_path, lines)
+            write(self.main_path, lines.encode())
         if _text(self.path) != self._tsv_text():
-            self._replace(self.path, self._tsv_text())
+            write(self.path, self._tsv_text().encode())
         if self.settings.get("skip_wrong"):
             self._write_meta(**{NOT_BOUNDED: sum(row.n == 0 for row in self.done.values())})
         for part in self._parts():
             part.unlink(missing_ok=True)
 
     def _write_meta(self, **more: int) -> None:
-        self._replace(self.meta_path, json.dumps({**self.settings, **more}, indent=1) + "\n")
-
-    def _replace(self, path: Path, text: str) -> None:
-        """Atomic, also when two processes do it at once: each by a file of its own."""
-        own = path.with_name(f".{path.name}.{self.rank}-{os.getpid()}")
-        write(own, text.encode())
-        os.replace(own, path)
+        text = json.dumps({**self.settings, **more}, indent=1) + "\n"
+        write(self.meta_path, text.encode())
 
     def _tsv_text(self) -> str:
         rows = (self.done[i].tsv() for i in sorted(self.done))
