@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +105,14 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         except OSError:
             pass  # a file system without locks
+        else:
+            _sweep(folder)
         yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what trainers that were killed left half written; nobody else writes these here."""
+    for pattern in (".state.pt.*.tmp", ".model.safetensors.*.tmp"):
+        for half in folder.glob(pattern):
+            with suppress(OSError):
+                half.unlink()

@@ -92,3 +92,18 @@ def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:
     free = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Another process is training into" in held.stderr
     assert free.returncode == 0
+
+
+def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from covprop.train import checkpoint\n"
+        "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "checkpoint.save_state(Path(sys.argv[1]) / 'state.pt', {'model': {}})\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    (half,) = tmp_path.iterdir()
+    (tmp_path / ".certify_sigma_0.25.json.0.tmp").touch()  # it may be being written this moment
+    with checkpoint.locked(tmp_path):
+        assert not half.exists()
+    assert sorted(os.listdir(tmp_path)) == [".certify_sigma_0.25.json.0.tmp", ".lock"]
