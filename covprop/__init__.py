@@ -22,7 +22,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name != "__all__" and name.startswith("_"):
             raise AttributeError(f"module 'covprop' has no attribute '{name}'")
-        if find_spec(f"covprop.{name}"):
+        if name != "certify" and find_spec(f"covprop.{name}"):
             return import_module(f"covprop.{name}")
         value = globals()[name] = getattr(import_module("covprop.api"), name)
         return value
@@ -36,12 +36,9 @@ class _Package(ModuleType):
     """`covprop.certify` is a function, although the package that holds it has the same name and
     its import would put it here instead."""
 
-    @property
-    def certify(self) -> Any:
-        return import_module("covprop.api").certify
-
-    @certify.setter
-    def certify(self, package: ModuleType) -> None: ...
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "certify" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

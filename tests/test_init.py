@@ -39,6 +39,15 @@ def test_certify_is_the_function_whatever_was_imported_before() -> None:
         assert fresh(code) == ["function", "True"]
 
 
+def test_a_public_name_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("certify", "margin"):
+        monkeypatch.setattr(covprop, name, None)
+        assert getattr(covprop, name) is None
+    monkeypatch.undo()
+    assert covprop.certify is api.certify
+    assert covprop.margin is api.margin
+
+
 def test_modules_come_by_themselves_and_what_is_not_there_is_said() -> None:
     assert fresh("import covprop; print(covprop.train.load.__name__)") == ["load"]
     for name in ("nonsense", "_nonsense"):
