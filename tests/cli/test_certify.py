@@ -57,6 +57,11 @@ def test_an_own_set_is_known_by_its_full_path(
     monkeypatch.chdir("below")
     code, _, err = cli("certify", run_folder, *QUICK, "--dataset", "../own.npz")
     assert code == 0, err
+    Path("digits").mkdir()  # no own set: a registered name is that set wherever one is
+    log = tmp_path / "digits.tsv"
+    code, _, err = cli("certify", run_folder, *QUICK, "--dataset", "digits", "--out", log)
+    assert code == 0, err
+    assert json.loads(log.with_suffix(".json").read_text())["data"] == "digits"
 
 
 def test_the_images_that_a_run_held_out(cli: Cli, run_folder: Path) -> None:

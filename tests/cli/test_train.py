@@ -94,6 +94,7 @@ def test_a_folder_of_small_pictures_trains_as_the_same_npz(tmp_path: Path, pictu
         words = ["certify", str(tmp_path / out), "--n", "100", "--max", "5"]
         assert runner.invoke(app, words).exit_code == 0
     same_weights(tmp_path / "one", tmp_path / "two")
+    assert Run(tmp_path / "one").load_data("test").image_shape == (1, 8, 8)
     logs = [(tmp_path / out / "certify_sigma_0.25.tsv").read_text() for out in ("one", "two")]
     rows = [[line.split("\t")[:4] for line in log.splitlines()] for log in logs]  # not the times
     assert rows[0] == rows[1]

@@ -123,6 +123,15 @@ def test_what_is_unpacked_is_not_unpacked_again(tmp_path, places, monkeypatch):
     assert not any(name.startswith(".") or ".old" in name for name in left), left
 
 
+def test_a_mark_does_not_outlive_a_complete_set(tmp_path, cifar):
+    """Stopped after the last archive, before its mark was removed."""
+    with FileServer(cifar) as server:
+        get("cifar100", tmp_path, mirror=server.url, pause=0)
+    (tmp_path / ".unpacked-cifar-100-binary.tar.gz").touch()
+    get("cifar100", tmp_path)
+    assert os.listdir(tmp_path) == ["cifar-100-binary"]
+
+
 def test_a_complete_set_may_lie_on_a_read_only_disk(tmp_path, cifar, monkeypatch):
     with FileServer(cifar) as server:
         folder = get("cifar100", tmp_path, mirror=server.url, pause=0)

@@ -81,6 +81,11 @@ def test_no_draw_needs_a_table_of_images_times_classes() -> None:
     assert drawn.tolist() == np.minimum(expected, classes - 1).tolist()
 
 
+def test_a_number_on_a_step_belongs_to_the_class_above_it() -> None:
+    step = float(torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(4)))
+    assert ln.draw(torch.tensor([0]), np.array([[step, 1 - step], [0, 1]]), seed=4).item() == 1
+
+
 def test_the_seed_and_the_place_alone_decide() -> None:
     truth = torch.arange(10).repeat(50)
     one = ln.draw(truth, ln.pair(10, 0.45), seed=1)

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from covprop.errors import InvalidInput
+from covprop.noisy import suspects as listing
 from covprop.noisy.report import accuracy, judge, sentences
 from covprop.noisy.suspects import read_csv
 from covprop.train import resolve, train
@@ -21,11 +22,11 @@ def trained(
     labels: dict[str, Any],
     method: Any = "plain",
     epochs: int = 12,
-    data: str = "digits",
+    data: str | dict[str, Any] = "digits",
     batch_size: int = 100,
 ) -> Path:
     raw = {
-        "data": {"name": data},
+        "data": {"name": data} if isinstance(data, str) else data,
         "labels": labels,
         "model": {"name": "lenet", "width": 4},
         "noise": {"sigma": 0.25},
@@ -75,18 +76,30 @@ def test_labels_of_unknown_quality(tmp_path: Path) -> None:
     assert "truly" not in " ".join(sentences(summary))
 
 
-def test_own_files_are_named(tmp_path: Path) -> None:
+def test_own_files_are_named_and_shown_as_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for split, count in (("train", 4), ("test", 1)):
         for name in ("cat", "dog"):
             folder = tmp_path / "own" / split / name
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(folder / f"{number}.png")
-    own = str(tmp_path / "own")
+    own = {"name": str(tmp_path / "own"), "image_shape": [1, 8, 8]}
     cats = tmp_path / "own" / "train" / "cat"
     (cats / "3.png").rename(cats / os.fsdecode(b"\xe9.png"))  # Latin-1, as on old disks
     run = trained(tmp_path / "run", {"name": "none"}, epochs=1, data=own, batch_size=4)
+    shown: list[Any] = []
+    grid = listing.picture_grid
+
+    def show(found: Any, pictures: Any, classes: Any) -> bytes:
+        shown.extend(picture.shape for picture in pictures)
+        return grid(found, pictures, classes)
+
+    monkeypatch.setattr(listing, "picture_grid", show)
     judge(run)
+    assert shown
+    assert set(shown) == {(8, 8, 1)}
     with (run / "suspects.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     named = [row["file"] for row in sorted(rows, key=lambda row: int(row["index"]))]

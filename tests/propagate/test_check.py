@@ -114,6 +114,15 @@ def test_what_depends_on_the_size_of_the_batch_is_named(way: str, name: str) -> 
         assert name in Path(file).read_text().splitlines()[int(line) - 1]
 
 
+def test_a_dimension_chosen_by_the_batch_size_is_named() -> None:
+    class Reduced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(x.shape[0]).flatten(1)
+
+    with pytest.raises(UnsupportedModel, match="computes with the size of the batch"):
+        check(Reduced(), (3, 4, 4))
+
+
 @pytest.mark.parametrize("way", ["not", "channels"])
 def test_sizes_that_do_not_change_the_noise_pass(way: str) -> None:
     model = Sized(way)
