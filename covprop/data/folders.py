@@ -104,15 +104,17 @@ def read_tree(folder: Path, split: str) -> FolderImages:
 
 def reshape(data: FolderImages, shape: tuple[int, int, int]) -> FolderImages:
     """The same files, read as images of another shape; grey ones where it has one channel."""
-    if shape[0] not in (1, 3) or min(shape) < 1:
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise InvalidInput(
             f"{data.name}: the images of a folder are read as [1 or 3, height, width], not "
             f"{list(shape)}."
         )
-    if shape[0] == 3 or data.mean is None or data.std is None:
-        return replace(data, image_shape=shape)
-    mean, std = ((sum(channels) / 3,) for channels in (data.mean, data.std))
-    return replace(data, image_shape=shape, mean=mean, std=std)
+    channels, height, width = shape  # of a list too
+    data = replace(data, image_shape=(channels, height, width))
+    if channels == 3 or data.mean is None or data.std is None:
+        return data
+    mean, std = ((sum(each) / 3,) for each in (data.mean, data.std))
+    return replace(data, mean=mean, std=std)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
