@@ -13,8 +13,7 @@ with batch norm), which one GPU trains in minutes; learning rates are the publis
 the batch. `late` is Consistency that begins after a third of the run, `weighted`
 plain training with every image weighted by its estimated radius in the last third. `radius-steps`
 and `radius-reference-steps` are the paper's method with its own learning rates (steps at 1/2, when
-its term is switched on, and 3/4) and no norm, in as many epochs. Where that was dead, on SVHN and
-on CIFAR-10 at σ = 1, they have what it takes to learn (results/tried.md).
+its term is switched on, and 3/4) and no norm, in as many epochs.
 
 Under noisy/: see make_noisy.py.
 """
@@ -135,13 +134,6 @@ MINUTES: dict[str, dict[str, Any]] = {
 }
 STEPS = "-steps"
 """After the name of one of the paper's: with its own learning rates, and no norm."""
-CLIPPED = (("svhn", 0.25), ("svhn", 0.5), ("cifar10", 1.0))
-"""Those whose gradients are clipped. The others have been measured without (results/)."""
-WHY = {
-    "clip_norm": "train.clip_norm: without it the term destroys the network when it begins.",
-    "zero_branches": "model.zero_branches, method.mean: else one class for most of the epochs.",
-}
-"""What a recipe says of a key that the paper does not have; more in results/tried.md."""
 MINUTES_EPOCHS = {"mnist": 40, "svhn": 30, "cifar10": 60}
 
 
@@ -197,11 +189,6 @@ def minutes(data: str, method: str, sigma: float) -> Config:
         if data != "mnist":
             # Without it the network is dead within an epoch: every class equally likely for good.
             config["train"]["warmup_epochs"] = 2.0
-        if (data, sigma) in CLIPPED:
-            config["train"]["clip_norm"] = 1.0
-        if data == "svhn":
-            config["model"]["zero_branches"] = False
-            options["mean"] = "sample"
     if data == "cifar10":
         config["data"]["augment"] = "crop-flip"
     return config
@@ -279,11 +266,8 @@ def recipes() -> dict[str, str]:
             both = (f"radius{STEPS}", f"radius-reference{STEPS}")
             for method in (*MINUTES, *both) if data in MINUTES_EPOCHS else ():
                 name = f"{data}/minutes/{method}-{sigma:.2f}"
-                config = minutes(data, method, sigma)
-                used = {key for section in config.values() for key in section}
-                why = "".join(f"# {line}\n" for key, line in WHY.items() if key in used)
-                command = f"# covprop train {name} --data DATA\n{why}\n"
-                texts[name] = command + dumps(config)
+                command = f"# covprop train {name} --data DATA\n\n"
+                texts[name] = command + dumps(minutes(data, method, sigma))
     for name, config in noisy_recipes().items():
         where = "" if config["data"]["name"] == "digits" else " --data DATA"
         texts[name] = f"# covprop noisy {name}{where}\n\n{dumps(config)}"

@@ -98,9 +98,6 @@ class PreActResNet(nn.Module):
         norm: "batch", "none" or "act" (per-channel scale and shift set from the first batch).
         stem: "cifar" (3×3 convolution), "imagenet" (7×7 convolution of stride 2, then a 3×3
             average pool of stride 2), or "auto": by image size.
-        zero_branches: without norm, start the last convolution of every branch at zero. What the
-            network sees of shapes then has to grow from the stem alone; false starts it at full
-            scale, which leaves a plateau sooner where colours say nothing of the class (SVHN).
 
     Example:
         >>> net = PreActResNet(18, num_classes=10, image_shape=(3, 32, 32), width=8)
@@ -117,14 +114,8 @@ class PreActResNet(nn.Module):
         width: Annotated[int, Range(1)] = 64,
         norm: Literal["batch", "none", "act"] = "batch",
         stem: Literal["auto", "cifar", "imagenet"] = "auto",
-        zero_branches: bool = True,
     ) -> None:
         super().__init__()
-        if not zero_branches and norm != "none":
-            raise InvalidInput(
-                f'zero_branches = false is for networks without norm, not for norm = "{norm}"; '
-                "leave it out."
-            )
         if depth not in DEPTHS:
             raise InvalidInput(f"PreActResNet comes with {sorted(DEPTHS)} layers, not {depth}.")
         kind, counts = DEPTHS[depth]
@@ -155,18 +146,17 @@ class PreActResNet(nn.Module):
         self.norm = _norm(norm, inputs)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(inputs, num_classes)
-        self._initialise(norm, zero_branches)
+        self._initialise(norm)
 
-    def _initialise(self, norm: str, zero_branches: bool) -> None:
+    def _initialise(self, norm: str) -> None:
         """He initialisation, and a start that keeps depth harmless where no batch is averaged.
 
         With L blocks of m convolutions each and no norm, the last convolution of a branch starts
         at zero and the others are scaled by L^(−1/(2m−2)), so that one step of gradient descent
         changes the output by an amount that does not grow with depth (Fixup, Zhang et al. 2019).
         The linear layer is not zeroed as there: the propagated covariance of the logits would
-        start at zero with it. Without `zero_branches` a branch adds about 1/L of the variance it is
-        given. With act norm the branch has unit scale after its first batch, so only its last
-        convolution is scaled, by L^(−1/2), and the sum of all branches stays bounded.
+        start at zero with it. With act norm the branch has unit scale after its first batch, so
+        only its last convolution is scaled, by L^(−1/2), and the sum of all branches stays bounded.
         """
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
@@ -182,8 +172,7 @@ class PreActResNet(nn.Module):
                 elif norm == "none":
                     for weight in weights[:-1]:
                         weight.mul_(depth ** (-1 / (2 * len(weights) - 2)))
-                    if zero_branches:
-                        weights[-1].zero_()
+                    weights[-1].zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.stem(x))

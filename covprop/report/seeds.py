@@ -16,7 +16,6 @@ LATER: dict[str, dict[str, Any]] = {
     "noise": {"share": 1.0},
     "method consistency": {"from_epoch": 0},
     "method radius": {"layer": 0, "per_class": False},
-    **{f"model preact_resnet{depth}": {"zero_branches": True} for depth in (18, 34, 50, 101)},
     "train": {"fast": True},
 }
 """Options that came into the program after the first recorded runs, and their defaults: a run that
