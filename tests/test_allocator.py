@@ -16,7 +16,8 @@ def faults():
 
 given_back = min(faults() for _ in range(4))
 keep_freed_memory()
-kept = min(faults() for _ in range(4))
+[faults() for _ in range(30)]  # the heap finds its size; small pieces take part of the first holes
+kept = max(faults() for _ in range(4))
 print(given_back, kept)
 """
 
