@@ -132,9 +132,11 @@ def overview(*methods: str) -> str:
         cells = []
         for _, wave in waves:
             of_method = [p for p in points(RESULTS, wave) if VARIANT.sub("", p.name) == method]
-            failed = any(VARIANT.sub("", f["name"]) == method for f in failures(RESULTS, wave))
+            failed = [f for f in failures(RESULTS, wave) if VARIANT.sub("", f["name"]) == method]
             best = max(of_method, key=lambda p: p.group.acr[0], default=None)
-            cells.append(plus_minus(best) if best else "diverged" if failed else "not run yet")
+            cells.append(
+                plus_minus(best) if best else failed[0]["why"] if failed else "not run yet"
+            )
         rows.append([f"`{method}`", *cells])
     return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD}\n"
 

@@ -67,14 +67,16 @@ def test_the_overview_has_the_best_row_of_every_method(make: ModuleType, tmp_pat
     add_run(wave, "a", 0, rows=1)
     add_run(wave, "a-steps-lr0.5", 0, rows=2)
     add_run(wave, "a-reference", 0, rows=3)
-    add_run(tmp_path / "svhn-0.50", "a-5epochs", 0, status="failed")
+    add_run(tmp_path / "svhn-0.25", "a", 0, status="failed")
+    ended = add_run(tmp_path / "svhn-0.50", "a-5epochs", 0, status="failed")
+    ended.with_name("job.log").write_text("covprop: Training diverged in epoch 3 at step 1.\n")
     text = make.overview("a", "a-reference")
     titles, _, paper, *_ = [line.strip("| ").split(" | ") for line in text.splitlines()]
     assert titles[1] == "MNIST, σ = 0.25"
     assert paper == ["published by the paper", "0.904", "1.485", "0.509", "0.475", *PAPER_CIFAR10]
     (a,), (reference,) = lines(text, "a`"), lines(text, "a-reference`")
     assert a[1].startswith(f"{max(acr(1), acr(2)):.3f} ± ")
-    assert a[2:5] == ["not run yet", "not run yet", "diverged"]
+    assert a[2:5] == ["not run yet", "failed", "diverged in epoch 3"]
     assert reference[1].startswith(f"{acr(3):.3f} ± ")
 
 
