@@ -42,7 +42,7 @@ SPREAD = (
     "± is the standard deviation over seeds, "
     "or for one seed half the 95 % interval over the images."
 )
-VARIANT = re.compile(r"-(\d+epochs|steps|sample|warmup|from-start|no-norm|lr[\d.]+)(?=-|$)")
+VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+)(?=-|$)")
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> str:
@@ -134,11 +134,9 @@ def overview(*methods: str) -> str:
             of_method = [p for p in points(RESULTS, wave) if VARIANT.sub("", p.name) == method]
             failed = [f for f in failures(RESULTS, wave) if VARIANT.sub("", f["name"]) == method]
             best = max(of_method, key=lambda p: p.group.acr[0], default=None)
-            cells.append(
-                plus_minus(best) if best else failed[0]["why"] if failed else "not run yet"
-            )
+            cells.append(plus_minus(best) if best else failed[0]["why"] if failed else "–")
         rows.append([f"`{method}`", *cells])
-    return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD}\n"
+    return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD} – was not run.\n"
 
 
 def changed(facts: dict[str, Any]) -> str:

@@ -67,17 +67,19 @@ def test_the_overview_has_the_best_row_of_every_method(make: ModuleType, tmp_pat
     add_run(wave, "a", 0, rows=1)
     add_run(wave, "a-steps-lr0.5", 0, rows=2)
     add_run(wave, "a-reference", 0, rows=3)
+    add_run(wave, "a-steps-sample", 0, rows=5)  # another method, not a schedule of the same
     add_run(tmp_path / "svhn-0.25", "a", 0, status="failed")
     ended = add_run(tmp_path / "svhn-0.50", "a-5epochs", 0, status="failed")
     ended.with_name("job.log").write_text("covprop: Training diverged in epoch 3 at step 1.\n")
-    text = make.overview("a", "a-reference")
+    text = make.overview("a", "a-reference", "a-sample")
     titles, _, paper, *_ = [line.strip("| ").split(" | ") for line in text.splitlines()]
     assert titles[1] == "MNIST, σ = 0.25"
     assert paper == ["published by the paper", "0.904", "1.485", "0.509", "0.475", *PAPER_CIFAR10]
-    (a,), (reference,) = lines(text, "a`"), lines(text, "a-reference`")
+    (a,), (reference,), (sample,) = (lines(text, f"{n}`") for n in ("a", "a-reference", "a-sample"))
     assert a[1].startswith(f"{max(acr(1), acr(2)):.3f} ± ")
-    assert a[2:5] == ["not run yet", "failed", "diverged in epoch 3"]
+    assert a[2:5] == ["–", "failed", "diverged in epoch 3"]
     assert reference[1].startswith(f"{acr(3):.3f} ± ")
+    assert sample[1].startswith(f"{acr(5):.3f} ± ")
 
 
 def test_the_table_has_every_recipe_once(make: ModuleType, tmp_path: Path) -> None:
