@@ -8,7 +8,10 @@ from covprop.errors import InvalidInput
 
 
 def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
-    """Refuse images on another scale than σ; None lets everything pass."""
+    """Refuse images on another scale than σ; None lets everything pass.
+
+    On the command line images are 8-bit pixels over 255: only a caller in Python meets the error.
+    """
     if value_range is None or x.numel() == 0:
         return
     low, high = (float(v) for v in x.aminmax())
@@ -16,5 +19,6 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
         raise InvalidInput(
             f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
             f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "
-            f"normalisation the first layer of the model"
+            f"normalisation the first layer of the model, or pass value_range=None if sigma is "
+            f"meant on the scale they have."
         )
