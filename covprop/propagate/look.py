@@ -58,6 +58,8 @@ class Look(nn.Module):
         try:
             return step.covariance(step.layer(values), covs, values, self.settings)
         except FAILURES as error:
+            if self.faults:  # perhaps only because of one of them
+                return unknown(values[-1])
             rule, what = step.rule.cov.__name__, type(error).__name__
             raise UnsupportedModel(
                 f"the rule {rule} of {step.name} failed with {what}: {error}"
@@ -82,20 +84,31 @@ class Look(nn.Module):
             step, random=random, operands=operands, shapes=shapes,
             out_shape=_shape(value), rule=find(operation),
         )  # fmt: skip
-        first = covs[random[0]]
+        if not all(keeps_batch(values[slot], values[0]) for slot in random):
+            return step, unknown(value)  # the operation that lost it is a fault already
         try:
             if step.rule is None:
                 raise Unsupported(*explain(operation))
-            if not isinstance(value, Tensor) or value.shape[0] != values[0].shape[0]:
+            cov = self.apply_rule(step, covs, values)
+            if not keeps_batch(value, values[0]):
                 raise Unsupported("its output does not keep the batch in dimension 0",
                                   "keep one row an image")  # fmt: skip
-            cov = self.apply_rule(step, covs, values)
             return replace(step, channels=len(cov)), cov
         except Unsupported as error:
             what = describe(operation)
             self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
-            width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
-            return step, (first.new_empty(width, width) if first is not None else None)
+            return step, unknown(value)
+
+
+def keeps_batch(value: Any, x: Tensor) -> bool:
+    """Whether a value is one tensor with a row for each image."""
+    return isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]
+
+
+def unknown(value: Any) -> Tensor:
+    """A covariance in the place of one that cannot be made, so that the look goes on."""
+    width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
+    return torch.empty(width, width, device="meta")
 
 
 def operands_of(step: Step) -> list[Any]:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 import covprop
 from covprop import UnsupportedModel, check, fix, methods
+from covprop.propagate.faults import Fault
 from covprop.propagate.registry import describe
+
+
+def source(fault: Fault) -> str:
+    """The line that a fault names."""
+    file, line = fault.where.rsplit(":", 1)
+    return Path(file).read_text().splitlines()[int(line) - 1]
 
 
 class Faulty(nn.Module):
@@ -110,8 +117,55 @@ def test_what_depends_on_the_size_of_the_batch_is_named(way: str, name: str) -> 
         with pytest.raises(UnsupportedModel, match="computes with the size of the batch") as caught:
             call(Sized(way), (1, 2, 4))
         (fault,) = caught.value.faults
-        file, line = fault.where.rsplit(":", 1)
-        assert name in Path(file).read_text().splitlines()[int(line) - 1]
+        assert name in source(fault)
+
+
+class Centred(nn.Module):
+    """Takes from each image a statistic of the batch in `way`."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.last = way, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        if self.way == "map":
+            flat = (x - x.mean(0)).flatten(1)
+        if self.way == "features":
+            flat = flat - flat.mean(0)
+        if self.way == "kept":
+            flat = flat - torch.sum(flat, 0, keepdim=True) / 2
+        if self.way == "all":
+            flat = flat - flat.mean()
+        if self.way == "largest":
+            flat = flat - flat.max(0)[0]
+        return self.last(flat)
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("map", ".mean(0)"), ("features", ".mean(0)"), ("kept", "torch.sum("), ("all", ".mean()")],
+)
+def test_a_reduction_over_the_batch_is_named(way: str, name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=r"reduces over the batch.*nn\.BatchNorm") as caught:
+        check(Centred(way), (1, 2, 4))
+    (fault,) = caught.value.faults
+    assert name in source(fault)
+
+
+def test_what_only_follows_from_a_fault_is_not_named() -> None:
+    """A part of what it returned, and what is computed from a value without a batch."""
+    with pytest.raises(UnsupportedModel, match="maximum of Gaussians") as caught:
+        check(Centred("largest"), (1, 2, 4))
+    assert [fault.operation for fault in caught.value.faults] == ["Tensor.max"]
+
+    class Points(nn.Module):  # the mean of two points of two coordinates looks like a batch of two
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    with pytest.raises(UnsupportedModel, match="reduces over the batch") as caught:
+        check(Points(), (2,))
+    assert len(caught.value.faults) == 1
 
 
 def test_a_dimension_chosen_by_the_batch_size_is_named() -> None:

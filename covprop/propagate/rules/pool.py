@@ -100,10 +100,13 @@ def summed_pixels(call: Call, shape: tuple) -> int:
     ndim = len(shape) + 1
     dims = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
     dims = tuple(dim % ndim for dim in dims)
-    if not dims or min(dims) < 2:
+    if not dims or 0 in dims:
         raise Unsupported(
-            "it reduces over the batch or the channels", "reduce over spatial dimensions only"
+            "it reduces over the batch, so an image's logits would depend on the others",
+            "use nn.BatchNorm, which keeps its statistics, or reduce over spatial dimensions only",
         )
+    if 1 in dims:
+        raise Unsupported("it reduces over the channels", "reduce over spatial dimensions only")
     return math.prod([shape[dim - 1] for dim in dims])
 
 

@@ -68,8 +68,10 @@ def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
         fill = len(shape) + 1 - (len(key) - 1)
         key = (*key[:at], *(slice(None),) * fill, *key[at + 1 :])
     batch, channel = (*key, slice(None))[:2]
-    if batch != slice(None) or not isinstance(channel, slice):
-        raise Unsupported("it picks single images or channels", "slice them instead")
+    if batch != slice(None):
+        raise Unsupported("it picks images of the batch", "leave dimension 0 whole, as in x[:, 1:]")
+    if not isinstance(channel, slice):
+        raise Unsupported("it picks single channels", "slice them instead, as in x[:, 0:1]")
     if channel == slice(None):
         return cov
     if cov.shape[0] != shape[0]:

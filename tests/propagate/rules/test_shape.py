@@ -70,7 +70,8 @@ class Unflatten(nn.Module):
     [
         (lambda x: x.permute(0, 2, 3, 1), "moves the channels"),
         (lambda x: x.reshape(x.size(0), 2, -1), "splits or mixes the channels"),
-        (lambda x: x[:, 0], "picks single images or channels"),
+        (lambda x: x[:, 0], "picks single channels"),
+        (lambda x: x[:1], "picks images of the batch"),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "mode 'bilinear'"),
         (lambda x: x.reshape(-1, 4), "keep the batch"),
         (lambda x: F.pad(x.flatten(1), (0, 4)), "pads a flattened image"),
