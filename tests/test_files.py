@@ -3,11 +3,10 @@
 import errno
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from covprop import files
 from covprop.errors import CovpropError
@@ -110,14 +109,11 @@ def test_a_full_disk_for_real(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     path.write_bytes(b"old")
     code = (
-        "import resource, sys; from pathlib import Path\n"
-        "from covprop import files\n"
+        "import resource; from covprop import files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "files.write(Path(sys.argv[1]), b'x' * 10000)\n"
+        "files.write(path, b'x' * 10000)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-    )
+    done = run_python(code, path)
     assert "CovpropError: Cannot write" in done.stderr
     assert "free some space" in done.stderr
     assert path.read_bytes() == b"old"

@@ -1,12 +1,11 @@
 """State and weights come back as they were, and wrong files are one sentence."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 from torch import nn
 
 from covprop.errors import InvalidInput
@@ -80,28 +79,13 @@ def test_weights_missing_or_damaged(tmp_path: Path) -> None:
         checkpoint.load_weights(tmp_path / "model.safetensors", _net())
 
 
-def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from covprop.train.checkpoint import locked\n"
-        "with locked(Path(sys.argv[1])): pass\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with checkpoint.locked(tmp_path):
-        held = subprocess.run(command, capture_output=True, text=True, check=False)
-    free = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "Another process is training into" in held.stderr
-    assert free.returncode == 0
-
-
 def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from covprop.train import checkpoint\n"
+        "import os, signal; from covprop.train import checkpoint\n"
         "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "checkpoint.save_state(Path(sys.argv[1]) / 'state.pt', {'model': {}})\n"
+        "checkpoint.save_state(path / 'state.pt', {'model': {}})\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    run_python(code, tmp_path)
     (half,) = tmp_path.iterdir()
     (tmp_path / ".certify_sigma_0.25.json.0.tmp").touch()  # it may be being written this moment
     with checkpoint.locked(tmp_path):

@@ -1,12 +1,11 @@
 """A run folder is claimed, continued or refused, and nothing in it is lost."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from covprop.errors import CovpropError, InvalidInput
 from covprop.train import Recipe, checkpoint, folder
@@ -57,18 +56,12 @@ def test_a_run_in_training_is_not_moved_aside(tmp_path: Path) -> None:
     out = tmp_path / "run"
     folder.make(out)
     folder.claim(out, CONFIG)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from covprop.train import folder\n"
-        "print(folder.move_aside(Path(sys.argv[1])))\n"
-    )
-    command = [sys.executable, "-c", code, str(out)]
+    code = "from covprop.train import folder; print(folder.move_aside(path))"
     with checkpoint.locked(out):
-        held = subprocess.run(command, capture_output=True, text=True, check=False)
+        held = run_python(code, out)
     assert "Another process is training into" in held.stderr
     assert (out / "config.toml").exists()
-    free = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert free.stdout.strip() == str(tmp_path / "run.old-1")
+    assert run_python(code, out).stdout.strip() == str(tmp_path / "run.old-1")
 
 
 def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:
