@@ -215,13 +215,15 @@ def _printable(text: str) -> str:
 
 
 def _name(path: Path, sigma: float | None) -> str:
-    """A run is called like its folder (with σ where it is certified at several), a log like
-    its file."""
+    """A run is called like its folder (with σ where it is certified at several, with the name of
+    a log that has one of its own: certify_NAME.tsv), a log like its file."""
     if not path.name.startswith("certify_"):
         return _printable(path.stem if path.suffix == ".tsv" else path.name)
-    siblings = list(path.parent.glob("certify_*.tsv"))
-    several = f" (σ = {sigma:g})" if len(siblings) > 1 and sigma is not None else ""
-    return _printable(path.resolve().parent.name) + several
+    own = path.stem.removeprefix("certify_")
+    if own.startswith("sigma_"):
+        siblings = list(path.parent.glob("certify_sigma_*.tsv"))
+        own = f"σ = {sigma:g}" if len(siblings) > 1 and sigma is not None else ""
+    return _printable(path.resolve().parent.name + (f" ({own})" if own else ""))
 
 
 def _with_distinct_names(certifications: list[Certification]) -> list[Certification]:

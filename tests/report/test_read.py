@@ -74,6 +74,12 @@ def test_several_sigmas_in_a_run_have_names_of_their_own(tmp_path: Path) -> None
     assert [c.name for c in certifications] == ["a (σ = 0.25)", "a (σ = 0.5)"]
 
 
+def test_a_log_with_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    log.with_name("certify_more.tsv").write_text(tsv(draw_rows(2, 0.25)))
+    assert [c.name for c in read([tmp_path / "a"])[0]] == ["a (more)", "a"]
+
+
 def test_equal_names_are_told_apart(tmp_path: Path) -> None:
     for folder in ("one/run", "two/run", "one/deep/two/run"):
         make_run(tmp_path / folder)
