@@ -11,8 +11,9 @@ What was not published (batch sizes of the small sets, augmentation) is the fiel
 
 Under minutes/: the same methods with one short schedule for all (one-cycle, batch 256, a network
 with batch norm), which one GPU trains in minutes; learning rates are the published ones, scaled to
-the batch. MACER has its published steps where its term begins with the first of them. `late` is Consistency that begins after a third of the run, `weighted`
-plain training with every image weighted by its estimated radius in the last third. `radius-steps`
+the batch. MACER has its published steps where its term begins with the first of them. `late` is
+Consistency that begins after a third of the run, `weighted` plain training with every image
+weighted by its estimated radius in the last third. `radius-steps`
 and `radius-reference-steps` are the paper's method with its own learning rates (steps at 1/2, when
 its term is switched on, and 3/4) and no norm, in as many epochs.
 
@@ -72,7 +73,7 @@ def published(data: str, method: str, sigma: float) -> Config:
 
 
 def deferred(data: str, sigma: float) -> bool:
-    """Whether MACER's term waits for the first decay: λ β σ / 2 is large there, and it collapses."""
+    """Whether MACER's term waits for the first decay; with λ β σ / 2 as large it collapses."""
     return data == "mnist" or (data == "cifar10" and sigma == 1)
 
 
