@@ -265,4 +265,5 @@ def _glob_escape(name: str) -> str:
 def _show(value: Any) -> str:
     if value is None:
         return "unset"
-    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 16 else f"{value}"
+    hashed = isinstance(value, str) and len(value) > 16 and value.isalnum()
+    return f"{value[:12]}…" if hashed else f"{value}"

@@ -130,6 +130,15 @@ def test_other_weights_are_named_shortly(path: Path) -> None:
         Log(path, {**SETTINGS, "weights": "cd" * 32}, Row).__enter__()
 
 
+def test_another_data_set_is_named_in_full(path: Path) -> None:
+    """Two paths may begin alike for long."""
+    one, two = "/home/me/images/winter/photos.npz", "/home/me/images/summer/photos.npz"
+    with Log(path, {**SETTINGS, "data": one}, Row):
+        pass
+    with pytest.raises(InvalidInput, match=f"data = {one}, not {two}, and rows"):
+        Log(path, {**SETTINGS, "data": two}, Row).__enter__()
+
+
 def test_rows_of_another_run_are_refused(path: Path) -> None:
     write(path, [0, 1])
     text = path.read_text()
