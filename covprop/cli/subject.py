@@ -122,6 +122,12 @@ def open_subject(
         )
     facts: data.Facts | data.Images | data.FolderImages
     facts = DATASETS[dataset] if dataset in DATASETS else data.load(dataset, "test")
+    if isinstance(facts, data.FolderImages):
+        warn(
+            f"{dataset} is read at {_times(facts.image_shape)}, as a checkpoint file does not say "
+            "its image size; for a model of another one, store the images at its size in an .npz "
+            "file."
+        )
     model = checkpoints.load(
         run,
         arch=arch,

@@ -224,3 +224,12 @@ def test_images_in_class_folders(cli: Cli, tmp_path: Path) -> None:
         ["2", "1"],
         ["3", "1"],
     ]
+    # Its size is in no checkpoint file: the model of another one is told how to go on.
+    small = tmp_path / "small.safetensors"
+    save_weights(small, build("lenet", num_classes=2, image_shape=(3, 32, 32)))
+    code, _, err = cli("certify", small, "--arch", "lenet", "--dataset", tmp_path / "photos")
+    warning, error = err.splitlines()
+    assert code == 2
+    assert "photos is read at 3×224×224" in warning
+    assert warning.endswith("store the images at its size in an .npz file.")
+    assert "small.safetensors" in error
