@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,8 @@ from covprop.train.step import Step
 # Σ 3.47 instead of 6.11: the minute is back after 45,000 and 23,000 steps.
 COMPILE_FROM = 50_000
 """Steps of a whole run from which `train.compile = "auto"` compiles."""
+COMPILATIONS = 64
+"""Of one function in one process, which may train many recipes; torch gives up after eight."""
 NARROW = 16
 """Fewer channels than this into a 1×1 convolution with a stride, channels last, on a CPU: oneDNN
 (in torch 2.11 and 2.13) writes past its memory in the backward pass. Here that crashed;
@@ -70,18 +72,23 @@ def settled(recipe: Recipe, speed: Speed) -> Recipe:
 def switches(options: TrainOptions, speed: Speed, here: World) -> Iterator[None]:
     """torch's own switches, which are the whole process's, as a run wants them while it runs."""
     tuned = torch.backends.cudnn.benchmark
-    # What nobody asked for is left aside where it fails, for want of a C compiler for one.
-    auto = options.compile == "auto"
-    failing = torch._dynamo.config.patch(suppress_errors=auto) if speed.compile else nullcontext()
+    compiler = _compiler(options.compile == "auto") if speed.compile else nullcontext()
     # For what autocast leaves in float32, Σ above all.
     products = _tf32() if options.precision == "bf16" else nullcontext()
     try:
         if options.fast and here.device.type == "cuda" and here.size == 1:
             torch.backends.cudnn.benchmark = True  # all batches have one shape
-        with failing, products:
+        with compiler, products:
             yield
     finally:
         torch.backends.cudnn.benchmark = tuned
+
+
+def _compiler(auto: bool) -> AbstractContextManager[Any]:
+    """What nobody asked for is left aside where it fails, for want of a C compiler for one."""
+    config = torch._dynamo.config
+    limit = max(config.recompile_limit, COMPILATIONS)
+    return config.patch(suppress_errors=auto, recompile_limit=limit)
 
 
 @contextmanager

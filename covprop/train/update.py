@@ -23,8 +23,6 @@ from covprop.train.step import Step
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
 """Places of the sums over an epoch's images so far."""
 
-COMPILATIONS = 64
-"""Of one function in one process, which may train many recipes; torch gives up after eight."""
 PHASES = 2
 """A step with more phases would be compiled anew too often, so only its networks are."""
 
@@ -71,8 +69,6 @@ class Update:
 
     def _compile(self) -> bool:
         """Have the step compiled, as a whole where that lasts; say whether it is."""
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, COMPILATIONS)
         phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
         if self.here.size == 1 and None not in phases and len(phases) <= PHASES:
             self.core.compile(dynamic=False, options=RANDOM)

@@ -178,8 +178,10 @@ def products(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def process() -> tuple[object, ...]:
     """The switches of the process that a run may turn."""
+    compiler = torch._dynamo.config
     precisions = (backend.fp32_precision for backend in MATMUL)
-    return torch._dynamo.config.suppress_errors, torch.backends.cudnn.benchmark, *precisions
+    tuned = torch.backends.cudnn.benchmark
+    return compiler.suppress_errors, compiler.recompile_limit, tuned, *precisions
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -189,7 +191,7 @@ def test_the_switches_of_the_process_are_as_before_once_a_run_is_over(
     before, here = process(), World(0, 1, torch.device("cuda"))
     options = tiny(precision="bf16").train
     with contextlib.suppress(KeyError), speed.switches(options, Speed(True, True, False, ""), here):
-        assert process() == (True, True, "tf32", "tf32") != before
+        assert process() == (True, 64, True, "tf32", "tf32") != before
         assert torch.get_float32_matmul_precision() == "high"
         if fails:
             raise KeyError
