@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import pkgutil
 import re
+import shlex
 import types
 import unicodedata
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import nn
 import covprop
 from covprop.propagate import registry
 from covprop.propagate.faults import REASONS
+from covprop.train.length import at_length
+from covprop.train.recipe import load, shipped
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -64,6 +67,25 @@ def test_docstring_examples_run(name: str) -> None:
     globs = {"torch": torch, "nn": nn, **vars(module)}
     failed, _ = doctest.testmod(module, globs=globs, optionflags=doctest.ELLIPSIS)
     assert failed == 0
+
+
+COMMAND = re.compile(r"^ *(?:\$ )?(?:covprop|\S*torchrun .*?covprop) (?:train|noisy) (.+)$", re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_recipes_on_command_lines_are_there_and_take_what_is_set(page: Path) -> None:
+    """`covprop train` and `noisy` as shown: a shipped recipe loads under its --set and --epochs."""
+    for words in COMMAND.findall(page.read_text(encoding="utf-8")):
+        recipe, *rest = shlex.split(words, comments=True)
+        if recipe not in shipped():
+            continue  # RECIPE, or the reader's own file
+        given: dict[str, list[str]] = {key: [] for key in ("--set", "--epochs")}
+        for key, value in itertools.pairwise(rest):
+            given.get(key, []).append(value)
+        changes = list(given["--set"])
+        for epochs in given["--epochs"]:
+            changes += at_length(recipe, int(epochs), changes)
+        load(recipe, changes)
 
 
 def anchors(text: str) -> set[str]:

@@ -41,7 +41,7 @@ def demo(
     for recipe in RECIPES:
         run = out / recipe.rpartition("/")[2]
         typer.secho(f"\ncovprop train {recipe}", bold=True)
-        train(recipe, [f"train.epochs={epochs}"] if epochs else None, run, None, False)
+        train(recipe, epochs=epochs, out=run)
         typer.secho(f"covprop certify {run} --n {n}", bold=True)
         certify(run, n=n, most=most)
         typer.secho(f"covprop estimate {run}", bold=True)

@@ -36,6 +36,16 @@ Set = Annotated[
         show_default=False,
     ),
 ]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Another length: milestones, from_epoch and warm-up come in proportion, which "
+        "--set train.epochs leaves where they are.",
+        show_default=False,
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -55,6 +65,7 @@ Restart = Annotated[
 def train(
     recipe: Recipe,
     set_: Set = None,
+    epochs: Epochs = None,
     out: Out = None,
     data: options.Data = None,
     restart: Restart = False,
@@ -65,7 +76,7 @@ def train(
     covprop list recipes                    what is there
     covprop train digits/radius-0.25        less than a minute on a laptop
     covprop train cifar10/radius-0.25 --data ~/data --out runs/first
-    covprop train mnist/gaussian-0.50 --set train.epochs=3 --set train.lr=0.1
+    covprop train mnist/gaussian-0.50 --epochs 3 --set train.lr=0.1
     covprop train my.toml --set model=my_net.py:build      an own model
     covprop train my.toml --set data=photos.npz            own data
     covprop train my.toml --set train.fast=false           no CUDA graph, no compiler
@@ -77,7 +88,7 @@ def train(
     """
     from covprop.device import place
 
-    folder = train_recipe("train", recipe, set_, out, data, restart)
+    folder = train_recipe("train", recipe, set_, out, data, restart, epochs)
     if place()[0] == 0:
         typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
 
@@ -89,6 +100,7 @@ def train_recipe(
     out: Path | None,
     data: Path | None,
     restart: bool,
+    epochs: int | None = None,
 ) -> Path:
     """What every verb that trains does; returns the run folder."""
     from rich.console import Console
@@ -97,17 +109,20 @@ def train_recipe(
     from covprop.errors import CovpropError
     from covprop.train import Interrupted, load
     from covprop.train import train as run
+    from covprop.train.length import at_length
     from covprop.train.recipe import find
 
     folder = out
     try:
-        checked = load(recipe, set_ or [])
+        changes = list(set_ or [])
+        checked = load(recipe, changes + (at_length(recipe, epochs, changes) if epochs else []))
         folder = out or Path("runs") / _run_name(recipe, find(recipe))
         run(checked, folder, data_root=data, restart=restart, console=Console())
     except Interrupted as stopped:
         if place()[0] == 0:
             again = ["covprop", verb, recipe]
             again += [word for item in set_ or [] for word in ("--set", item)]
+            again += ["--epochs", str(epochs)] if epochs else []
             again += ["--out", str(folder)] + (["--data", str(data)] if data else [])
             typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
         raise typer.Exit(128 + stopped.signum) from None

@@ -18,6 +18,7 @@ from covprop.train.diverge import diverged, finite
 from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
+from covprop.train.length import never_begins
 from covprop.train.log import Board, Log, Metrics, Row, sentence
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
@@ -120,8 +121,8 @@ class Trainer:
             console, epochs=self.options.epochs, steps=self.steps, done=self._steps_done()
         )
         self.run_step: Callable[[data.Batch, int], None] = self.update
-        if speed.line:
-            self.log.say(speed.line)
+        for line in (*never_begins(recipe), *filter(None, [speed.line])):
+            self.log.say(line)
         if speed.record:
             self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
 

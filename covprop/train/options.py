@@ -130,7 +130,8 @@ class TrainOptions:
         if self.schedule == "step" and self.milestones and self.milestones[-1] >= self.epochs:
             raise InvalidInput(
                 f"train.milestones names epoch {self.milestones[-1]}, but the run ends after "
-                f"{self.epochs}; lower it or raise train.epochs."
+                f"{self.epochs}; lower it, raise train.epochs, or give the length as --epochs "
+                f"{self.epochs}, which scales milestones too."
             )
         if self.warmup_epochs >= self.epochs:
             raise InvalidInput(

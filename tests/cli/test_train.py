@@ -112,6 +112,19 @@ def test_a_picture_that_is_cut_off_is_named(tmp_path: Path, pictures: Path, work
     assert line.startswith(f"covprop: {path}: cannot be decoded as an image")
 
 
+def test_a_run_of_another_length(tmp_path: Path) -> None:
+    """The length goes through to the folder; a part that never begins is said."""
+    words = ["train", "cifar10/gaussian-0.25", *QUICK[3:], "--set", "data=digits"]
+    words += ["--set", "data.augment=none", "--set", "model=lenet", "--set", "model.width=2"]
+    result = CliRunner().invoke(app, [*words, "--epochs", "2", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    train = Run(tmp_path / "run").config["train"]
+    assert (train["epochs"], train["milestones"]) == (2, [1])
+    late = ["train", *QUICK, "--set", "method=consistency", "--set", "method.from_epoch=2"]
+    result = CliRunner().invoke(app, [*late, "--out", str(tmp_path / "late")])
+    assert "method.from_epoch = 2 is not within the 2 epochs" in result.output
+
+
 def test_runs_are_put_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["train", *QUICK]).exit_code == 0
