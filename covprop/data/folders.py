@@ -86,7 +86,10 @@ def read_tree(folder: Path, split: str) -> FolderImages:
         classes = class_names(train)
         stray = sorted(set(class_names(chosen)) - set(classes))
         if stray:
-            raise InvalidInput(f"{chosen / stray[0]}: a class that {train} does not have.")
+            raise InvalidInput(
+                f"{chosen / stray[0]}: a class that {train} does not have; add its images there, "
+                "or remove it here."
+            )
         return _gather(folder.name, chosen, _class_items(chosen, classes))
     classes = class_names(folder)
     items = []

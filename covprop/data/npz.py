@@ -25,14 +25,18 @@ def read(path: Path, split: str) -> Images:
     """Read one split of an own .npz file; mean and std are those of its training images."""
     try:
         # Opened here: numpy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+        with path.open("rb") as raw:
+            if not zipfile.is_zipfile(raw):  # numpy would take it for one array, or for a pickle
+                raise zipfile.BadZipFile("it is cut off, or something else")
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InvalidInput(f"{path}: no such file.") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidInput(
             f"{path}: cannot be read as an .npz of plain arrays ({error}); write it with "
-            "numpy.savez."
+            "numpy.savez, from arrays of numbers or text."
         ) from None
     train, test = _splits(arrays, path)
     train_images = _channels_first(train[0], path)
@@ -108,7 +112,15 @@ def _classes(
         return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
     if len(train_labels) == 0:
         raise InvalidInput(f"{path}: there are no training images in it.")
-    return tuple(str(label) for label in range(int(train_labels.max()) + 1))
+    found = np.unique(train_labels)
+    gaps = np.flatnonzero(found != np.arange(len(found)))
+    if len(gaps) and found[0] >= 0:
+        raise InvalidInput(
+            f"{path}: class {gaps[0]} has no image to train on, but there are labels up to "
+            f"{found[-1]}; number the classes 0, 1, … without a gap, or name every one in an array "
+            "called classes."
+        )
+    return tuple(str(label) for label in range(int(found[-1]) + 1))
 
 
 def _statistics(images: NDArray[Any]) -> dict[str, tuple[float, ...]]:

@@ -19,7 +19,7 @@ from covprop.models.cifar_resnet import CifarResNet
 from covprop.models.cnn9 import CNN9
 from covprop.models.lenet import LeNet
 from covprop.models.normalize import Normalize
-from covprop.models.own import failed, load_function
+from covprop.models.own import failed, load_function, settle
 from covprop.models.preact_resnet import PreActResNet
 from covprop.names import unknown
 from covprop.options import call
@@ -64,13 +64,15 @@ def build(
     facts = {"num_classes": num_classes, "image_shape": image_shape}
     try:
         net = call("model", find(name), facts, options)
+        if isinstance(net, nn.Module):
+            settle(net, image_shape)
     except (Exception, SystemExit) as error:
         if isinstance(error, CovpropError) or ".py:" not in name:
             raise
         raise failed(name, error) from error
     if not isinstance(net, nn.Module):
         raise InvalidInput(
-            f'Model "{name}" returned a {type(net).__name__}, but must return an nn.Module.'
+            f'Model "{name}" returned an object of type {type(net).__name__}, but must return an nn.Module.'
         )
     if mean is None and std is None:
         return net

@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from covprop.errors import InvalidInput
 
@@ -37,6 +39,15 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     if not callable(found):
         raise InvalidInput(f'Model "{name}": {path} defines no function "{function}".')
     return found
+
+
+def settle(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    """Let lazy layers (`nn.LazyLinear`) find their sizes, by one empty image."""
+    if any(is_lazy(tensor) for tensor in (*net.parameters(), *net.buffers())):
+        net.eval()
+        with torch.no_grad():
+            net(torch.zeros(1, *image_shape))
+        net.train()
 
 
 def failed(name: str, error: BaseException) -> InvalidInput:

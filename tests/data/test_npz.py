@@ -68,6 +68,11 @@ def test_a_class_that_the_split_would_take_from_training_is_named(save):
         load(path, "train")
 
 
+def test_a_class_with_a_name_may_lack_images(save):
+    path = save(images=X, labels=Y + 1, classes=np.array(list("abcde")))
+    assert load(path, "train").classes == tuple("abcde")
+
+
 def test_channels_first_is_kept(save):
     images = X.transpose(0, 3, 1, 2)
     data = load(save(images=images, labels=Y), "test")
@@ -83,6 +88,11 @@ def test_channels_first_is_kept(save):
         ({"images": X, "labels": Y / 2}, "labels must be whole numbers"),
         ({"images": X, "labels": np.eye(4)[Y]}, "these are float64 of shape 20×4; convert them"),
         ({"images": X, "labels": Y - 1}, r"label -1 of image 3 is outside 0..2"),
+        (
+            {"images": X, "labels": Y + 1},
+            "class 0 has no image to train on, but .* up to 4; number",
+        ),
+        ({"images": X, "labels": Y + (Y == 3) * 10**12}, "class 3 has no image to train on"),
         ({"images": X, "labels": Y, "classes": np.array(["a", "b"])}, r"outside 0..1 \(8 such"),
         ({"images": X[:, :, :, :2], "labels": Y}, "images of shape 20×6×5×2"),
         ({"images": X[:0], "labels": Y[:0]}, "there are no training images"),
@@ -109,5 +119,12 @@ def test_a_damaged_file(save, tmp_path):
     (tmp_path / "own.npz").write_bytes(content[:-30])
     with pytest.raises(InvalidInput, match=r"cannot be read as an \.npz"):
         load(path, "train")
+    for write in (lambda file: np.save(file, X), lambda file: file.write(b"no archive")):
+        with (tmp_path / "own.npz").open("wb") as file:
+            write(file)
+        with pytest.raises(
+            InvalidInput, match=r"an \.npz of plain arrays \(it is cut off, or some"
+        ):
+            load(path, "train")
     with pytest.raises(InvalidInput, match="no such file"):
         load(str(tmp_path / "none.npz"), "train")

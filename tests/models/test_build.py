@@ -115,6 +115,22 @@ def test_own_file_gets_facts_options_and_its_neighbours(own: str) -> None:
     assert net.facts == {**CIFAR, "depth": 2}
 
 
+def test_lazy_layers_find_their_sizes(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef build(num_classes):\n"
+        "    head = nn.Sequential(nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))\n"
+        "    return nn.Sequential(nn.LazyConv2d(2, 3), head)\n"
+    )
+    torch.manual_seed(0)
+    net = build(f"{tmp_path / 'net.py'}:build", **CIFAR, mean=[0] * 3, std=[1] * 3)
+    assert net.training
+    assert net[1][1][2].in_features == 2 * 30 * 30
+    assert net[1][1][0].num_batches_tracked == 0
+    torch.manual_seed(0)
+    again = build(f"{tmp_path / 'net.py'}:build", **CIFAR)
+    torch.testing.assert_close(again.state_dict(), net[1].state_dict())
+
+
 def test_files_of_one_name_do_not_shadow_each_other(tmp_path: Path) -> None:
     nets = []
     for folder, width in (("one", 2), ("two", 3)):
@@ -141,7 +157,7 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
         str(tmp_path / "none.py:build"): "there is no file",
         f"{own}:nothing": 'defines no function "nothing"',
         f"{own}:value": 'defines no function "value"',
-        f"{own}:wrong": "returned a int, but must return an nn.Module",
+        f"{own}:wrong": "returned an object of type int, but must return an nn.Module",
         f"{own}:needs": "model.depth has no value",
         str(tmp_path / "broken.py:build"): "failed at line 3 with NameError",
         str(tmp_path / "syntax.py:build"): "failed at line 2 with SyntaxError",
