@@ -72,7 +72,8 @@ def build(
         raise failed(name, error) from error
     if not isinstance(net, nn.Module):
         raise InvalidInput(
-            f'Model "{name}" returned an object of type {type(net).__name__}, but must return an nn.Module.'
+            f'Model "{name}" returned an object of type {type(net).__name__}, but must return an '
+            "nn.Module."
         )
     if mean is None and std is None:
         return net
