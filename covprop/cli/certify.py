@@ -107,7 +107,9 @@ def certify(
         warn(message)
     asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
     precision = "bfloat16" if bf16 else "float32"
-    settings = subject.settings(split, **asked, mode=_mode(soft, delta, radii), precision=precision)
+    settings = subject.settings(
+        split, images, **asked, mode=_mode(soft, delta, radii), precision=precision
+    )
     if skip_wrong:
         settings["skip_wrong"] = True
     model = subject.model.to(where)

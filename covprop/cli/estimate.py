@@ -68,7 +68,7 @@ def estimate(
     model = subject.model.to(where)
     path = subject.folder / f"{subject.stem}estimated.tsv"
     facts = path.with_suffix(".json")
-    settings = subject.settings(split, sigma=level)
+    settings = subject.settings(split, images, sigma=level)
     new: dict[tuple[str, str], str] = {}
     for name in estimator or DEFAULT:
         torch.manual_seed(seed)

@@ -84,7 +84,7 @@ def predict(
     images = subject.load_images(split, data)
     positions = subject.choose_positions(images, skip, most)
     precision = "bfloat16" if bf16 else "float32"
-    settings = subject.settings(split, **question, mode="predict", precision=precision)
+    settings = subject.settings(split, images, **question, mode="predict", precision=precision)
 
     def evaluate(
         source: "Iterator[tuple[int, Tensor]]", labels: list[int]

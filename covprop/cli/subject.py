@@ -89,12 +89,15 @@ class Subject:
             raise InvalidInput("--skip and --max are at least 1.")
         return list(range(0, len(images), skip))[:most]
 
-    def settings(self, split: str, **more: Any) -> dict[str, Any]:
+    def settings(self, split: str, images: "Images | FolderImages", **more: Any) -> dict[str, Any]:
         """What the rows of a log depend on, as its side-car keeps it."""
         from covprop.checkpoints import weights_hash
+        from covprop.data import DATASETS
+        from covprop.data.fingerprint import fingerprint
 
-        weights = weights_hash(self.model)
-        return {**more, "data": self.dataset, "split": split, "weights": weights}
+        found = {**more, "data": self.dataset, "split": split, "weights": weights_hash(self.model)}
+        # A registered set is what it is; an own one may have changed since the log was begun.
+        return found if self.dataset in DATASETS else found | {"images": fingerprint(images)}
 
 
 def open_subject(

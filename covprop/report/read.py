@@ -196,9 +196,10 @@ def _estimates(
     estimated = path.with_name(f"{stem if found else ''}estimated.tsv")
     made = read_json(estimated.with_suffix(".json"))
     known = meta if sigma is None else meta | {"sigma": sigma}
-    for key in ("sigma", "data", "split", "weights"):
+    for key in ("sigma", "data", "split", "images", "weights"):
         if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):
-            what = "other weights" if key == "weights" else f"{key} = {made[key]}"
+            hashed = key in ("images", "weights")
+            what = f"other {key}" if hashed else f"{key} = {made[key]}"
             return {}, [f"{estimated} is for {what} and was not compared with {path.name}."]
     if made:
         return read_estimates(estimated, rows)

@@ -42,6 +42,24 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     assert "9 of 9 images" in err
 
 
+def test_an_own_set_that_changed_is_another(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    """Its numbers mean other images now: rows of both in one log would be no one's table."""
+    digits = data.load("digits", "test")
+    images, labels = digits.images.numpy(), digits.labels.numpy()
+    own = tmp_path / "own.npz"
+    np.savez(own, images=images, labels=labels)
+    assert cli("certify", run_folder, *QUICK, "--dataset", own)[0] == 0
+    before = (run_folder / "certify_sigma_0.25.tsv").read_bytes()
+    np.savez(own, images=images[5:], labels=labels[5:])
+    code, _, err = cli("certify", run_folder, *QUICK, "--max", 10, "--dataset", own)
+    assert code == 2
+    assert "was certified with images = " in err
+    assert (run_folder / "certify_sigma_0.25.tsv").read_bytes() == before
+    assert cli("estimate", run_folder, "--max", 8, "--dataset", own)[0] == 0
+    _, _, err = cli("report", run_folder)
+    assert "estimated.tsv is for other images and was not compared" in err
+
+
 def test_an_own_set_is_known_by_its_full_path(
     cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
