@@ -3,6 +3,7 @@
 import re
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +62,15 @@ def by_recipe(summaries: Sequence[Summary]) -> list[Group]:
 
     Runs belong together if their folders lie side by side, the same images were certified, and
     their resolved recipes and the settings of their certification are equal but for the seed.
+    A run of a seed that is already among them, a copy for instance, says nothing about seeds; it
+    begins a group of its own.
     """
-    groups: dict[str, list[Summary]] = {}
+    groups: dict[tuple[str, int], list[Summary]] = {}
+    seen: Counter[tuple[str, Any]] = Counter()
     for summary in summaries:
-        groups.setdefault(_key(summary), []).append(summary)
+        key, seed = _key(summary), _seed(summary.certification.config_text)
+        groups.setdefault((key, seen[key, seed]), []).append(summary)
+        seen[key, seed] += 1
     return [Group(_name(members), tuple(members)) for members in groups.values()]
 
 
@@ -76,6 +82,11 @@ def _key(summary: Summary) -> str:
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
     parts = (c.path.parent.parent, c.path.name, settings, meta, c.rows.idx.tolist())
     return "\n".join(map(str, parts))
+
+
+def _seed(config_text: str) -> Any:
+    train = tomllib.loads(config_text).get("train", {})
+    return train.get("seed") if isinstance(train, dict) else None
 
 
 def _settings(config_text: str) -> Iterator[tuple[str, Any]]:

@@ -98,6 +98,22 @@ def test_other_images_are_another_table_row(tmp_path: Path) -> None:
     assert [len(group.members) for group in by_recipe(summaries)] == [2, 1]
 
 
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    """A copy of a run would make the spread over seeds too small, two runs of one seed zero."""
+    for name, seed in (("a-seed1", 1), ("a-seed2", 2), ("b", 1), ("c", 2), ("d", 1)):
+        seeded(tmp_path / name, seed)
+    seeded(tmp_path / "other" / "a", 1)
+    _, summaries = summarize(read([tmp_path])[0])
+    groups = by_recipe(summaries)
+    members = [[m.certification.path.parent.name for m in group.members] for group in groups]
+    assert members == [["a-seed1", "a-seed2"], ["b", "c"], ["d"], ["a"]]
+    for name in ("x", "y"):
+        log = make_run(tmp_path / "unknown" / name, 1)  # whose seed nothing says
+        assert "seed" not in (log.parent / "config.toml").read_text()
+    _, summaries = summarize(read([tmp_path / "unknown"])[0])
+    assert [len(group.members) for group in by_recipe(summaries)] == [1, 1]
+
+
 def test_bare_logs_stay_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         log = make_run(tmp_path / name, 1)
