@@ -13,6 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Get data sets and see which are he
 Root = Annotated[
     Path | None,
     typer.Option(
+        "--data",
         "--root",
         metavar="DIR",
         help="The folder that holds data sets.",
@@ -52,7 +53,7 @@ def get_command(
     \b
     Examples:
       covprop data get mnist
-      covprop data get cifar10 --root ~/data
+      covprop data get cifar10 --data ~/data
       covprop data get svhn --mirror https://my.server/svhn
     """
     from covprop.data.get import get
@@ -78,7 +79,7 @@ def list_command(
     \b
     Examples:
       covprop data list
-      covprop data list --root ~/data --check
+      covprop data list --data ~/data --check
     """
     from rich.table import Table
 

@@ -70,15 +70,18 @@ def estimate(
     facts = path.with_suffix(".json")
     settings = subject.settings(split, images, sigma=level)
     new: dict[tuple[str, str], str] = {}
+    left_out: dict[str, list[str]] = {}  # estimators by the reason
     for name in estimator or DEFAULT:
         torch.manual_seed(seed)
         try:
             radii = _radii(model, images, positions, name, level, batch, where)
         except UnsupportedModel as error:
-            warn(f"{name} was left out: {error}")
+            left_out.setdefault(str(error), []).append(name)
             continue
         typer.echo(f"{name}: mean estimated radius {sum(radii) / len(radii):.3f}")
         new |= {(str(i), name): f"{r:.6g}" for i, r in zip(positions, radii, strict=True)}
+    for reason, names in left_out.items():
+        warn(f"left out {' and '.join(names)}: {reason}")
     if not new:
         raise InvalidInput(
             f"No estimator that was asked for goes with this model, so {path} is as it was; "

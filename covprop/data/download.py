@@ -52,7 +52,7 @@ def fetch(
     except OSError as error:
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
         raise CovpropError(
-            f"{part} cannot be written ({why}): free space or choose another --root, then run the "
+            f"{part} cannot be written ({why}): free space or choose another --data, then run the "
             "same command again; what came so far is kept."
         ) from error
 

@@ -128,7 +128,7 @@ def set_aside(path: Path, say: Say = lambda line: None) -> Path:
     except OSError as error:
         raise CovpropError(
             f"{path} is damaged or another version and cannot be renamed ({error.strerror}): move "
-            "it away, or choose another --root."
+            "it away, or choose another --data."
         ) from error
     say(f"{path} was damaged or another version; it is kept as {old.name}")
     return old
@@ -155,7 +155,7 @@ def unpack(archive: Path, into: Path, say: Say = lambda line: None) -> None:
     except OSError as error:
         raise CovpropError(
             f"{archive} cannot be unpacked into {into} ({error.strerror}): free space or choose "
-            "another --root, then run the same command again."
+            "another --data, then run the same command again."
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

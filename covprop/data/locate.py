@@ -62,7 +62,7 @@ def _unfinished(facts: Facts, base: Path) -> Path | None:
 
 
 def _missing(facts: Facts, base: Path, gaps: list[tuple[Layout, list[str]]]) -> DataMissing:
-    how = facts.by_hand or f"run `covprop data get {facts.name} --root {base}`"
+    how = facts.by_hand or f"run `covprop data get {facts.name} --data {base}`"
     elsewhere = "or point --data or COVPROP_DATA at the folder that holds it"
     part = _unfinished(facts, base)
     if part:

@@ -44,7 +44,7 @@ def test_list_with_check_names_the_damage(tmp_path, monkeypatch, capsys):
 def test_get_from_a_mirror_that_serves_a_wrong_file(tmp_path, monkeypatch, capsys):
     wrong = {item.name: gzip.compress(b"other") for item in DATASETS["mnist"].downloads}
     with FileServer(wrong) as server:
-        code = run(monkeypatch, "get", "mnist", "--root", str(tmp_path), "--mirror", server.url)
+        code = run(monkeypatch, "get", "mnist", "--data", str(tmp_path), "--mirror", server.url)
     out, err = capsys.readouterr()
     assert code == 2
     assert f"fetching {server.url}/train-images-idx3-ubyte.gz" in out

@@ -20,7 +20,7 @@ def test_a_missing_set_says_where_it_looked_and_what_to_do(tmp_path):
     assert caught.value.state == "not here"
     text = str(caught.value)
     assert f"{tmp_path}/cifar-10-batches-bin, {tmp_path}/cifar-10-batches-py" in text
-    assert f"covprop data get cifar10 --root {tmp_path}" in text
+    assert f"covprop data get cifar10 --data {tmp_path}" in text
     assert "\n" not in text
 
 
