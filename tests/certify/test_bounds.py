@@ -1,6 +1,7 @@
 """Bounds against their definitions, and the sequential procedure's coverage by simulation."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,15 @@ def test_samples_saved_on_a_published_distribution() -> None:
     assert (lost > 0.05).mean() < 0.02
 
 
-@pytest.mark.parametrize("options", [{}, {"delta": 0.1, "at_least": 0.1}, {"delta": -1.0}])
-def test_a_question_is_one_positive_radius(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"delta": 0.1, "at_least": (0.1,)},
+        *({"delta": value} for value in (-1.0, 0.0, math.inf, math.nan)),
+        *({"at_least": (0.1, value)} for value in (-1.0, 0.0, math.inf, math.nan)),
+    ],
+)
+def test_a_question_is_one_positive_radius(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         Question(**options)

@@ -162,18 +162,47 @@ def test_predict_is_the_two_sided_binomial_test(n: int) -> None:
     assert predict(model, x[0], sigma=SIGMA, n=n).prediction.ndim == 0
 
 
-def test_predict_decides_every_pair_of_counts_as_the_two_sided_test_does() -> None:
-    counts = np.array([[k, 40 - k, 0] for k in range(41)])
-    found = _prediction(counts, 40, 0.05).prediction.tolist()
-    sure = [stats.binomtest(k, 40, 0.5).pvalue <= 0.05 for k in range(41)]
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 0.001])
+@pytest.mark.parametrize("n", [1, 2, 10, 39, 40, 41])
+def test_predict_decides_every_pair_of_counts_as_the_two_sided_test_does(
+    n: int, alpha: float
+) -> None:
+    counts = np.array([[k, n - k, 0] for k in range(n + 1)])
+    found = _prediction(counts, n, alpha).prediction.tolist()
+    sure = [stats.binomtest(k, n, 0.5).pvalue <= alpha for k in range(n + 1)]
     top = counts.argmax(1).tolist()
     assert found == [a if is_sure else -1 for a, is_sure in zip(top, sure, strict=True)]
+
+
+def test_a_prediction_shows_its_counts() -> None:
+    found = _prediction(np.array([[3, 30, 10, 7], [1, 0, 9, 40]]), 50, 0.05)  # the last are NaN
+    assert found.prediction.tolist() == [1, -1]
+    assert found.count.tolist() == [30, 40]
+    assert found.runner_up.tolist() == [10, 9]
+    assert found.nan.tolist() == [7, 40]
+    assert found.n.tolist() == [50, 50]
+
+
+def test_abstains_exactly_below_one_half() -> None:
+    """Images of which the class has 45 to 60 %: the bounds lie on both sides, close to ½."""
+    model, base = HalfSpace(), torch.full(SHAPE, 0.5)
+    at = float(base.flatten() @ model.w)
+    shift = [0.2 - at + SIGMA * stats.norm.ppf(p) for p in np.linspace(0.45, 0.6, 40)]
+    along = model.w.view(SHAPE) / model.w.square().sum()
+    x = torch.stack([base + s * along for s in shift])
+    found = certify(model, x, sigma=SIGMA, n=2000, alpha=0.01, num_classes=3, value_range=None)
+    certain = found.prediction >= 0
+    assert torch.equal(certain, found.p_lower >= 0.5)
+    assert torch.equal(found.radius > 0, certain)
+    assert 0.49 < found.p_lower[~certain].max() < 0.5 < found.p_lower[certain].min() < 0.51
 
 
 def test_few_samples_are_a_warning() -> None:
     with pytest.warns(SampleWarning, match="every image abstains"):
         found = certify(HalfSpace(), images(1), sigma=SIGMA, n=9)
     assert found.prediction.tolist() == [-1]
+    with pytest.warns(SampleWarning, match="every image abstains"):  # enough for votes
+        certify(HalfSpace(), images(1), sigma=SIGMA, n=20, soft=True)
 
 
 @pytest.mark.parametrize(
