@@ -65,6 +65,13 @@ def test_empirical_bernstein_formula_and_coverage() -> None:
     np.testing.assert_allclose(soft.lower(alpha), low, rtol=1e-9)
     assert (soft.upper(alpha) < 8 / 9).mean() <= alpha
     assert empirical_bernstein(1.0, 0.0, 1, alpha) == 0.0
+    assert empirical_bernstein(0.5, 0.25, 10, alpha) == 0.0  # and not below
+
+
+def test_a_variance_that_rounding_makes_negative_is_none() -> None:
+    tally = Tally(1000, np.array([1000]), np.array([900.0]), np.array([810.0 - 1e-9]))
+    assert tally.lower(0.05)[0] == empirical_bernstein(0.9, 0.0, 1000, 0.05)
+    assert tally.upper(0.05)[0] == 1 - empirical_bernstein(1 - 0.9, 0.0, 1000, 0.05)
 
 
 def test_radius_is_sigma_times_the_quantile() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import covprop
 from covprop.certify import Certificate, SampleWarning, certify, predict
-from covprop.certify.noise import ESTIMATE, Streams, block_size
+from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, Streams, block_size
 from covprop.certify.smooth import _prediction
 from covprop.errors import InvalidInput
 
@@ -172,6 +172,21 @@ def test_predict_decides_every_pair_of_counts_as_the_two_sided_test_does(
     sure = [stats.binomtest(k, n, 0.5).pvalue <= alpha for k in range(n + 1)]
     top = counts.argmax(1).tolist()
     assert found == [a if is_sure else -1 for a, is_sure in zip(top, sure, strict=True)]
+
+
+def test_predict_draws_noise_of_its_own_by_the_index() -> None:
+    """Votes that certified an image may not predict it again; nor does a row know its company."""
+    model, x = HalfSpace(), images(3)
+    found = predict(model, x, sigma=SIGMA, n=300, index=[7, 2, 5])
+    for i, name in enumerate([7, 2, 5]):
+        streams = Streams([name], seed=0, purpose=PREDICT, sigma=SIGMA, device=torch.device("cpu"))
+        noise = torch.empty(block_size(SHAPE), *SHAPE)
+        votes = []
+        while len(votes) < 300:
+            streams.fill(noise, 0)
+            votes += model(x[i] + noise).argmax(1).tolist()
+        assert found.count[i] == max(votes[:300].count(c) for c in (0, 1))
+    assert len({SELECT, ESTIMATE, PREDICT}) == 3
 
 
 def test_a_prediction_shows_its_counts() -> None:

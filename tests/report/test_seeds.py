@@ -1,3 +1,4 @@
+import json
 import statistics
 import tomllib
 from pathlib import Path
@@ -24,8 +25,8 @@ def seeded(folder: Path, seed: int, text: str = "lr = 0.1") -> Path:
 def test_runs_that_differ_in_the_seed_alone_are_one_recipe(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         seeded(tmp_path / f"a-seed{seed}", seed)
-    seeded(tmp_path / "b-seed1", 1, "lr = 0.2")
-    longer = seeded(tmp_path / "c-seed1", 1)
+    seeded(tmp_path / "b-seed5", 5, "lr = 0.2")
+    longer = seeded(tmp_path / "c-seed6", 6)
     longer.with_suffix(".json").write_text('{"sigma": 0.25, "n": 5000, "alpha": 0.001}')
     seeded(tmp_path / "elsewhere" / "a-seed4", 4)
     radii, summaries = summarize(read([tmp_path])[0])
@@ -47,6 +48,73 @@ def test_runs_that_differ_in_the_seed_alone_are_one_recipe(tmp_path: Path) -> No
     assert table[2].cells[0].text == f"{statistics.mean(values):.3f}"
     assert table[2].cells[0].plus_minus == f"±{statistics.stdev(values):.3f}"
     assert "standard deviation" in note
+
+
+def grouped(tmp_path: Path) -> list[list[str]]:
+    _, summaries = summarize(read([tmp_path])[0])
+    groups = by_recipe(summaries)
+    return [[m.certification.path.parent.name for m in group.members] for group in groups]
+
+
+def test_the_means_of_a_group_are_over_all_its_runs(tmp_path: Path) -> None:
+    for seed in (1, 12):
+        log = seeded(tmp_path / f"a-seed{seed}", seed)
+        log.with_name("metrics.jsonl").write_text(f'{{"epoch": 1, "seconds": {seed}}}\n')
+    radii, summaries = summarize(read([tmp_path])[0])
+    (group,) = by_recipe(summaries)
+    assert group.name == "a"
+    assert group.train_seconds == 6.5
+    for k in range(len(radii)):
+        values = [summary.certified[k].value for summary in summaries]
+        assert group.certified(k) == (statistics.fmean(values), statistics.stdev(values))
+    assert len({group.certified(k)[0] for k in range(3)}) == 3
+
+
+def test_a_group_of_unlike_names_has_the_first_one(tmp_path: Path) -> None:
+    for name, seed in (("first-seed1", 1), ("second", 2)):
+        seeded(tmp_path / name, seed)
+    _, summaries = summarize(read([tmp_path])[0])
+    assert [group.name for group in by_recipe(summaries)] == ["first-seed1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "together"),
+    [
+        ("seed", 1, True),
+        ("weights", "cafe", True),
+        ("n", 5000, False),
+        ("n0", 10, False),
+        ("alpha", 0.01, False),
+        ("mode", "soft", False),
+        ("precision", "bfloat16", False),
+        ("images", "beef", False),
+    ],
+)
+def test_how_runs_were_certified_tells_them_apart(
+    tmp_path: Path, key: str, value: object, together: bool
+) -> None:
+    """All but the draws of the noise, and the weights, of which each seed has its own."""
+    seeded(tmp_path / "a", 1)
+    meta = seeded(tmp_path / "b", 2).with_suffix(".json")
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {key: value}))
+    assert grouped(tmp_path) == ([["a", "b"]] if together else [["a"], ["b"]])
+
+
+def test_only_the_seed_of_training_is_one(tmp_path: Path) -> None:
+    """Other wrong labels are another experiment."""
+    for seed in (1, 2):
+        log = seeded(tmp_path / f"a{seed}", seed)
+        with log.with_name("config.toml").open("a") as file:
+            file.write(f'[labels]\nname = "pair"\nseed = {seed}\n')
+    assert grouped(tmp_path) == [["a1"], ["a2"]]
+
+
+def test_a_log_of_another_name_is_another_row(tmp_path: Path) -> None:
+    seeded(tmp_path / "a", 1)
+    log = seeded(tmp_path / "b", 2)
+    for file in log.parent.glob("certify*"):
+        file.rename(file.with_name(file.name.replace("certify_sigma_0.25", "certify_other")))
+    assert grouped(tmp_path) == [["a"], ["b"]]
 
 
 def test_an_option_that_came_later_at_its_default_makes_no_other_recipe(tmp_path: Path) -> None:
@@ -103,15 +171,11 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
     for name, seed in (("a-seed1", 1), ("a-seed2", 2), ("b", 1), ("c", 2), ("d", 1)):
         seeded(tmp_path / name, seed)
     seeded(tmp_path / "other" / "a", 1)
-    _, summaries = summarize(read([tmp_path])[0])
-    groups = by_recipe(summaries)
-    members = [[m.certification.path.parent.name for m in group.members] for group in groups]
-    assert members == [["a-seed1", "a-seed2"], ["b", "c"], ["d"], ["a"]]
+    assert grouped(tmp_path) == [["a-seed1", "a-seed2"], ["b", "c"], ["d"], ["a"]]
     for name in ("x", "y"):
         log = make_run(tmp_path / "unknown" / name, 1)  # whose seed nothing says
         assert "seed" not in (log.parent / "config.toml").read_text()
-    _, summaries = summarize(read([tmp_path / "unknown"])[0])
-    assert [len(group.members) for group in by_recipe(summaries)] == [1, 1]
+    assert grouped(tmp_path / "unknown") == [["x"], ["y"]]
 
 
 def test_bare_logs_stay_alone(tmp_path: Path) -> None:

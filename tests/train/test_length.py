@@ -56,6 +56,7 @@ def test_every_phase_begins_in_the_shortest_run(tmp_path: Path) -> None:
     assert (recipe.method["from_epoch"], recipe.train.decay_from) == (0, 0)
     assert recipe.train.warmup_epochs == 0.05
     assert load(str(file), at_length(str(file), 20)).train.warmup_epochs == 2.0
+    assert load(str(file), at_length(str(file), 2)).train.warmup_epochs == 0.1
 
 
 def test_a_part_that_never_begins_is_named() -> None:
