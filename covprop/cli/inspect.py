@@ -1,7 +1,7 @@
 """`covprop inspect`: the paper's figures and layer tables, on one's own network."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -70,6 +70,7 @@ def inspect(
 
     from covprop.cli.subject import groups, open_subject
     from covprop.device import choose_device
+    from covprop.errors import UnsupportedModel
     from covprop.inspect import exhibits, write
     from covprop.propagate.settings import PAPER
 
@@ -88,29 +89,32 @@ def inspect(
         _refuse(f'--channels is "{channels}": give two numbers, such as 0,3.')
     ((batch, _),) = groups(pictures, positions, len(positions), where)
     torch.manual_seed(seed)
-    shown = exhibits(
-        subject.model.to(where),
-        batch.x,
-        batch.y.tolist(),
-        level,
-        settings=PAPER.but(r_max=_correlation(r_max)),
-        chosen=layers,
-        images=[positions.index(i) for i in wanted] or None,
-        channels=(pair[0], pair[1]) if pair else None,
-        classes=pictures.classes,
-        indices=positions,
-        samples=n,
-        n=certify_n,
-        seed=seed,
-        parts=[part.strip() for part in show.split(",")],
-    )
+    try:
+        shown = exhibits(
+            subject.model.to(where),
+            batch.x,
+            batch.y.tolist(),
+            level,
+            settings=PAPER.but(r_max=_correlation(r_max)),
+            chosen=layers,
+            images=[positions.index(i) for i in wanted] or None,
+            channels=(pair[0], pair[1]) if pair else None,
+            classes=pictures.classes,
+            indices=positions,
+            samples=n,
+            n=certify_n,
+            seed=seed,
+            parts=[part.strip() for part in show.split(",")],
+        )
+    except UnsupportedModel as error:
+        _refuse(f"{error}\nAs it is, `covprop explore` and `covprop estimate` take this network.")
     _print_layers(shown)
     folder = out or subject.folder / f"{subject.stem}inspect"
     title = f"Inside {subject.arch} on {subject.dataset}, σ = {level:g}"
     typer.echo(str(write(shown, folder, title)[-1]))
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str) -> NoReturn:
     from covprop.errors import InvalidInput
 
     raise InvalidInput(sentence)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from nets import own_net
+
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -47,3 +49,16 @@ def test_a_slip_is_one_sentence(run_folder: Path, cli: Cli) -> None:
         assert code == 2
         assert sentence in err
         assert err.count("\n") == 1
+
+
+def test_a_network_without_rules_is_sent_elsewhere(tmp_path: Path, cli: Cli) -> None:
+    layers = "nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, num_classes)"
+    setting = f"model={own_net(tmp_path, layers)}"
+    run = tmp_path / "run"
+    words = ("--set", setting, "--set", "train.device=cpu", "--epochs", 1, "--out", run)
+    assert cli("train", "digits/gaussian-0.25", *words)[0] == 0
+    code, _, err = cli("inspect", run, "--max", 2, "--device", "cpu")
+    assert code == 2
+    assert "the maximum of Gaussians is not Gaussian; use average pooling" in err
+    assert err.endswith("`covprop explore` and `covprop estimate` take this network.\n")
+    assert not (run / "inspect").exists()
