@@ -95,6 +95,7 @@ class Trainer:
         self.steps = len(train_data) // self.options.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
+        self.images = len(train_data)
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
@@ -134,6 +135,11 @@ class Trainer:
             self.here.first_does(self._save_model)
         elif self._steps_done():
             self.log.say(f"continuing {self.out} at epoch {self.epoch + 1}, step {self.step}")
+            if self.images != len(self.train_data):
+                self.log.say(
+                    f"It was trained on {self.images} images so far, now there are "
+                    f"{len(self.train_data)}: it ends with other weights than one run would have."
+                )
         try:
             with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
@@ -261,6 +267,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             "rows": self.rows,
+            "images": len(self.train_data),
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
             "sums": sums,
@@ -277,6 +284,7 @@ class Trainer:
         self.learned.restore(state, path)
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
+        self.images = state.get("images", self.images)  # which earlier versions did not keep
         if self.here.first:  # the sums of all processes were saved as one
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 

@@ -112,6 +112,23 @@ def test_a_picture_that_is_cut_off_is_named(tmp_path: Path, pictures: Path, work
     assert line.startswith(f"covprop: {path}: cannot be decoded as an image")
 
 
+def test_a_run_goes_on_without_a_picture_and_says_so(tmp_path: Path, pictures: Path) -> None:
+    train = data.load(str(pictures), "train", image_shape=(1, 8, 8))
+    *_, last = data.batches(train, 20, epoch=0, seed=0, device="cpu")
+    broken = train.path(int(last.index[0]))
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:70])
+    words = [*SMALL, "--set", f"data={pictures}", "--set", "data.image_shape=[1,8,8]"]
+    words += ["--set", "train.checkpoint_minutes=0", "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, ["train", *words]).exit_code != 0
+    broken.unlink()
+    result = CliRunner().invoke(app, ["train", *words])
+    assert result.exit_code == 0, result.output
+    assert "at epoch 1, step 3" in result.output
+    assert "trained on 80 images so far, now there are 79" in result.output
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_a_run_of_another_length(tmp_path: Path) -> None:
     """The length goes through to the folder; a part that never begins is said."""
     words = ["train", "cifar10/gaussian-0.25", *QUICK[3:], "--set", "data=digits"]
