@@ -73,6 +73,10 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
         graph = _Tracer().trace(model, concrete_args=defaults or None)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if first.startswith("'len' is not supported"):
+            raise UnsupportedModel(
+                f"torch.fx cannot trace len(x) in {type(model).__name__}; write x.shape[0] for it."
+            ) from error
         raise UnsupportedModel(
             f"torch.fx cannot trace {type(model).__name__} ({first}): move control flow that "
             "depends on the data out of forward, or make the block a module with its own rule "

@@ -90,6 +90,17 @@ def test_untraceable_model_is_one_sentence() -> None:
         check(Branch(), (1, 2, 2))
 
 
+def test_the_length_of_a_batch_has_a_remedy() -> None:
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(len(x), -1)
+
+    with pytest.raises(
+        UnsupportedModel, match=r"cannot trace len\(x\) in Flat; write x\.shape\[0\]"
+    ):
+        check(Flat(), (1, 2, 2))
+
+
 class Sized(nn.Module):
     """Uses the batch size in `way`; the last layer comes after it."""
 
