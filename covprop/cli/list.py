@@ -48,8 +48,14 @@ def _recipes() -> list[tuple[str, str]]:
     lines = []
     for name, file in shipped().items():
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        model, epochs = raw["model"]["name"], raw["train"]["epochs"]
-        lines.append((name, f"{raw['method']['name']}, {model}, {epochs} epochs"))
+        method, model, epochs = raw["method"], raw["model"]["name"], raw["train"]["epochs"]
+        variant = method.get("preset") or method.get("estimator")
+        how = f"{method['name']} ({variant})" if variant else method["name"]
+        if late := method.get("from_epoch"):
+            how += f" after {late} epochs"
+        if "weighting" in raw:
+            how += f" weighted by {raw['weighting']['name']}"
+        lines.append((name, f"{how}, {model}, {epochs} epochs"))
     return lines
 
 

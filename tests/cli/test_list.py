@@ -28,6 +28,22 @@ def test_everything_is_listed(kind: str, names: list[str]) -> None:
     assert len(listed) == len(set(listed))
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("cifar10/gaussian-0.25", "gaussian, preact_resnet18, 200 epochs"),
+        ("cifar10/minutes/late-0.25", "consistency after 20 epochs, preact_resnet18, 60 epochs"),
+        ("mnist/radius-0.50", "radius (paper) after 100 epochs, lenet, 200 epochs"),
+        ("digits/radius-linearized-0.25", "radius (linearized) after 10 epochs, lenet, 30 epochs"),
+        ("mnist/minutes/weighted-0.25", "gaussian weighted by radius, lenet, 40 epochs"),
+    ],
+)
+def test_a_recipe_is_told_from_those_of_the_same_method(name: str, what: str) -> None:
+    lines = CliRunner().invoke(app, ["list", "recipes"]).output.splitlines()
+    (line,) = (line for line in lines if line.split()[0] == name)
+    assert line.split(maxsplit=1)[1] == what
+
+
 def test_options_are_shown_with_their_defaults() -> None:
     assert "[samples=1]" in CliRunner().invoke(app, ["list", "methods"]).output
 
