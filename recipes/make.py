@@ -13,9 +13,9 @@ Under minutes/: the same methods with one short schedule for all (one-cycle, bat
 with batch norm), which one GPU trains in minutes; learning rates are the published ones, scaled to
 the batch. MACER has its published steps where its term begins with the first of them. `late` is
 Consistency that begins after a third of the run, `weighted` plain training with every image
-weighted by its estimated radius in the last third. `radius-steps`
-and `radius-reference-steps` are the paper's method with its own learning rates (steps at 1/2, when
-its term is switched on, and 3/4) and no norm, in as many epochs.
+weighted by its estimated radius in the last third. `radius-steps` and `radius-reference-steps` are
+the paper's method with its own learning rates (steps at 1/2, when its term is switched on, and
+3/4) and no norm, in as many epochs.
 
 Under noisy/: see make_noisy.py.
 """
