@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--archive", type=Path, help="a .tar.gz, written anew after every job")
     parser.add_argument("--slots", type=int, default=4, help="runs side by side")
+    parser.add_argument("--beside", type=int, default=0, help="runs of other commands meanwhile")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="limit of this command")
     parser.add_argument("--startup", type=float, default=45.0, help="seconds until a run trains")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="only jobs of these names")
@@ -173,7 +174,7 @@ class Wave:
             "commands": [shlex.join(["covprop", *words]) for words in self._public(one.job)],
             "seconds_by_command": one.seconds,
             "wall_seconds": round(wall, 2),
-            "side_by_side": self.options.slots,
+            "side_by_side": self.options.slots + self.options.beside,
             **self.facts,
         }
         if self.options.also:  # what was done before stands as it was

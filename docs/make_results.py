@@ -13,13 +13,14 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
-from result_points import Point, against_seconds, failures, points, tried
+from result_points import Point, base_name, changes, failures, plus_minus, points, samples
+from result_time import curves, first_above
 from scipy.special import ndtri
 
 from covprop.data import DATASETS
@@ -49,25 +50,6 @@ def grid(titles: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     marks = [":---", *["---:"] * (len(titles) - 1)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (titles, marks, *rows))
-
-
-def plus_minus(point: Point) -> str:
-    """ACR with the deviation over seeds, or the interval over images of one run alone."""
-    mean, deviation = point.group.acr
-    if len(point.group.members) == 1:
-        deviation = point.first.acr.half
-    return f"{mean:.3f} ± {deviation:.3f}"
-
-
-def samples(summary: Summary) -> str:
-    """How a row was certified, in few words."""
-    c = summary.certification
-    most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
-    sequential = "sequential" in mode
-    if c.samples is None or not (sequential or c.rows.skipped.any()):
-        return most
-    delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
-    return f"{c.samples:,.0f} of {most}{delta}"
 
 
 def table(wave: str, *only: str) -> str:
@@ -141,8 +123,11 @@ def overview(*methods: str) -> str:
 
 def changed(facts: dict[str, Any]) -> str:
     """What else a job changed in its recipe, where its name says nothing of it."""
-    _, changes = tried(facts)
-    return "" if changes == "–" else f" ({changes})"
+    return f" ({listed(found)})" if (found := changes(facts)) else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
 
 
 def published_rows() -> list[dict[str, Any]]:
@@ -157,24 +142,26 @@ def published(data: str, sigma: float) -> str:
     for source, title in (("paper", "the paper's table"), ("field", "the field")):
         for network in dict.fromkeys(r["network"] for r in rows if r["source"] == source):
             same = [r for r in rows if (r["source"], r["network"]) == (source, network)]
-            listed = ", ".join(f"{r['method']} {r['acr']:.3f}" for r in same)
-            parts.append(f"{title} ({network}): {listed}")
+            figures = ", ".join(f"{r['method']} {r['acr']:.3f}" for r in same)
+            parts.append(f"{title} ({network}): {figures}")
     return f"Published ACR, {'; '.join(parts)}.\n" if parts else ""
 
 
 def log(wave: str) -> str:
-    """Everything that was tried, best first, failures last."""
-    rows = [
-        [f"`{point.name}`", *tried(point.facts), plus_minus(point), point.training]
-        for point in sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
-    ]
-    rows += [
-        [f"`{facts['name']}`", *tried(facts), facts["why"], "–"]
-        for facts in failures(RESULTS, wave)
-    ]
-    if not rows:
+    """Everything that was tried, best first, failures last; what all changed stands below."""
+    found = sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
+    ended = [(point.facts, plus_minus(point), point.training) for point in found]
+    ended += [(facts, facts["why"], "–") for facts in failures(RESULTS, wave)]
+    if not ended:
         return ABSENT
-    return grid(["job", "recipe", "changed", "ACR", "training"], rows)
+    made = [changes(facts) for facts, *_ in ended]
+    by_all = [change for change in made[0] if all(change in one for one in made)]
+    rows = []
+    for (facts, *result), one in zip(ended, made, strict=True):
+        own = listed(change for change in one if change not in by_all) or "–"
+        rows.append([f"`{facts['name']}`", f"`{facts['recipe']}`", own, *result])
+    note = f"\nChanged in all of them: {listed(by_all)}.\n" if by_all and len(rows) > 1 else ""
+    return grid(["job", "recipe", "changed", "ACR", "training"], rows) + note
 
 
 def time_table(wave: str) -> str:
@@ -183,30 +170,35 @@ def time_table(wave: str) -> str:
     The runs of the table of CIFAR-10 at σ = 0.25 are points as well, where their recipe is as it
     ships and was timed. Other runs of the wave that were not timed alone are named below.
     """
-    table = [
-        point
-        for point in points(RESULTS, "cifar10-0.25")
-        if point.alone is not None and tried(point.facts)[1] in ("–", "`train.compile=true`")
-    ]
     own = points(RESULTS, wave)
-    curves = against_seconds([*own, *table])
-    shared = ", ".join(f"`{point.name}`" for point in own if not point.timed_alone)
+    shipped: tuple[list[str], ...] = ([], ["train.compile=true"])
+    table = points(RESULTS, "cifar10-0.25")
+    both = own + [p for p in table if p.alone is not None and changes(p.facts) in shipped]
+    found = curves(both)
+    shared = listed(point.name for point in own if not point.timed_alone)
     note = f"\nNot timed with the machine to itself, and left out: {shared}.\n" if shared else ""
-    if not curves:
+    if not found:
         return note.lstrip() or ABSENT
     rows = []
-    for name, curve in curves.items():
-        reached = [first_above(sorted(curve), t) for t in THRESHOLDS]
+    for name, curve in found.items():
+        reached = [first_above(curve, t) for t in THRESHOLDS]
         best = max(acr for _, acr in curve)
         rows.append([f"`{name}`", *reached, f"{best:.3f}", duration(max(s for s, _ in curve))])
-    save("time-to-acr.png", lambda: time_to_acr(curves, THRESHOLDS))
+    save("time-to-acr.png", lambda: time_to_acr(found, THRESHOLDS))
     titles = ["job", *(f"ACR {t:.2f}" for t in THRESHOLDS), "best ACR", "longest run"]
-    return grid(titles, rows) + note + "\n![ACR against seconds](figures/time-to-acr.png)\n"
+    picture = "\n![ACR against seconds](figures/time-to-acr.png)\n"
+    return grid(titles, rows) + note + picture + "\nIts points:\n\n" + point_table(both)
 
 
-def first_above(curve: list[tuple[float, float]], threshold: float) -> str:
-    """The shortest run that reaches a threshold."""
-    return next((duration(s) for s, acr in curve if acr >= threshold), "not reached")
+def point_table(found: list[Point]) -> str:
+    """A row for every point of the curves, by method and length."""
+    rows = []
+    for point in sorted(found, key=lambda p: (base_name(p.name), p.seconds or 0.0)):
+        if point.timed_alone:
+            shown = [str(point.first.certification.epochs), point.training, plus_minus(point)]
+            shown += [str(len(point.group.members)), samples(point.first)]
+            rows.append([f"`{base_name(point.name)}`", *shown])
+    return grid(["method", "epochs", "training", "ACR", "seeds", "N"], rows)
 
 
 def truth(wave: str) -> str:

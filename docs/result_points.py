@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +59,25 @@ class Point:
         return duration(self.seconds) + shared
 
 
+def plus_minus(point: Point) -> str:
+    """ACR with the deviation over seeds, or the interval over images of one run alone."""
+    mean, deviation = point.group.acr
+    if len(point.group.members) == 1:
+        deviation = point.first.acr.half
+    return f"{mean:.3f} ± {deviation:.3f}"
+
+
+def samples(summary: Summary) -> str:
+    """How a row was certified, in few words."""
+    c = summary.certification
+    most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
+    sequential = "sequential" in mode
+    if c.samples is None or not (sequential or c.rows.skipped.any()):
+        return most
+    delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
+    return f"{c.samples:,.0f} of {most}{delta}"
+
+
 TIMED_IN = {
     **dict.fromkeys(("cifar10-0.50", "cifar10-1.00", "time-to-acr"), "cifar10-0.25"),
     **{"mnist-0.50": "mnist-0.25", "svhn-0.50": "svhn-0.25"},
@@ -93,16 +111,6 @@ def base_name(job: str) -> str:
     return re.sub(r"-\d+epochs$", "", job)
 
 
-def against_seconds(found: Sequence[Point]) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, ACR) of every point that was timed alone, by job whatever its length."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for point in found:
-        if point.timed_alone and point.seconds is not None:
-            place = (point.seconds, point.group.acr[0])
-            curves.setdefault(base_name(point.name), []).append(place)
-    return curves
-
-
 def alone_seconds(results: Path, wave: str) -> dict[str, float]:
     """Seconds of an epoch by job from timing.tsv; empty where none was measured."""
     path = results / wave / "timing.tsv"
@@ -112,12 +120,11 @@ def alone_seconds(results: Path, wave: str) -> dict[str, float]:
     return {base_name(row[0]): float(row[1]) for row in rows}
 
 
-def tried(facts: dict[str, Any]) -> list[str]:
-    """The recipe and what was changed in it, apart from its length and seed."""
+def changes(facts: dict[str, Any]) -> list[str]:
+    """What was changed in a job's recipe, apart from its length and seed."""
     usual = ("train.seed=", "train.epochs=", "data.holdout=")
     by_length = at_length(facts["recipe"], facts["epochs"])  # its phases, in proportion
-    changes = [c for c in facts["set"] if not c.startswith(usual) and c not in by_length]
-    return [f"`{facts['recipe']}`", ", ".join(f"`{change}`" for change in changes) or "–"]
+    return [c for c in facts["set"] if not c.startswith(usual) and c not in by_length]
 
 
 def failures(results: Path, wave: str) -> list[dict[str, Any]]:

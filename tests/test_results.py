@@ -144,8 +144,15 @@ def test_time_to_acr_takes_the_shortest_run_that_is_there(
         )
     between = (acr(1) + acr(2)) / 2
     monkeypatch.setattr(make, "THRESHOLDS", (0.0, between, 9.0))
-    (row,) = lines(make.time_table("wave"), "a`")
+    text = make.time_table("wave")
+    above, below = text.split("Its points:")
+    (row,) = lines(above, "a`")
     assert row[1:] == ["10.0 s", "20.0 s", "not reached", f"{acr(best):.3f}", "20.0 s"]
+    points = [row[2:4] for row in lines(below, "a`")]
+    assert [(seconds, value[:5]) for seconds, value in points] == [
+        ("10.0 s", f"{acr(3 - best):.3f}"),
+        ("20.0 s", f"{acr(best):.3f}"),
+    ]
 
 
 def test_seconds_beside_other_runs_are_no_time_to_acr(make: ModuleType, tmp_path: Path) -> None:
@@ -155,7 +162,7 @@ def test_seconds_beside_other_runs_are_no_time_to_acr(make: ModuleType, tmp_path
     for seed in (0, 1):  # one of the two had company
         add_run(wave, "c-5epochs", seed, side_by_side=1 + seed)
     text = make.time_table("wave")
-    assert [len(lines(text, f"{job}`")) for job in "abc"] == [1, 0, 0]
+    assert [len(lines(text, f"{job}`")) for job in "abc"] == [2, 0, 0]  # above and below
     assert "left out: `b-5epochs`, `c-5epochs`.\n" in text
     (wave / "timing.tsv").write_text("job\tseconds_per_epoch\nb\t0.5\nc\t0.5\n")
     text = make.time_table("wave")
@@ -178,7 +185,8 @@ def test_points_of_the_table_are_on_the_curve_of_their_method(
     monkeypatch.setattr(make, "time_to_acr", lambda found, _: curves.update(found) or b"")
     text = make.time_table("time-to-acr")  # both runs have 3 epochs
     assert curves == {"a": [(30.0, pytest.approx(acr(1))), (30.0, pytest.approx(acr(2)))]}
-    (row,) = lines(text, "a`")
+    row, *two = lines(text, "a`")
+    assert len(two) == 2
     assert row[4:] == [f"{max(acr(1), acr(2)):.3f}", "30.0 s"]
 
 
@@ -231,10 +239,15 @@ def test_the_log_keeps_failures(make: ModuleType, tmp_path: Path) -> None:
     log = add_run(tmp_path / "wave", "b", 0, status="failed")
     log.unlink()
     text = make.log("wave")
-    assert lines(text, "a`")[0][2] == "`train.lr=0.2`"
+    assert lines(text, "a`")[0][2] == "–"
+    assert text.endswith("\nChanged in all of them: `train.lr=0.2`.\n")
     assert lines(text, "b`")[0][3] == "failed"
     table = make.table("wave")
     assert lines(table, "b`")[0][1] == "failed"
+    add_run(tmp_path / "own", "d", 0)
+    add_run(tmp_path / "own", "e", 0, rows=2, set=["train.lr=0.2", "train.momentum=0.8"])
+    changes = {row[0]: row[2] for row in lines(make.log("own"), "")}
+    assert (changes["`d`"], changes["`e`"]) == ("–", "`train.momentum=0.8`")
     add_run(tmp_path / "wave", "c", 0, status="failed")  # which certified some images before
     assert [row[1] for row in lines(make.table("wave"), "c`")] == ["failed"]
     said = tmp_path / "wave/b-seed0/job.log"

@@ -46,6 +46,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
         runs=tmp_path / "runs",
         archive=tmp_path / "out" / "first.tar.gz",
         slots=2,
+        beside=1,
         minutes=10.0,
         startup=1.0,
         again=False,
@@ -64,7 +65,7 @@ def test_a_wave_is_run_and_archived(
     assert "not run, for want of time: long-seed0" in said
     assert "bad-seed0: FAILED" in said
     record = json.loads((options.runs / "first/good-seed0/run.json").read_text())
-    assert record["status"] == "done"
+    assert (record["status"], record["side_by_side"]) == ("done", 3)  # two here, one elsewhere
     assert record["commit"] == "0123456789ab"
     assert record["commands"][1].startswith("covprop certify runs/first/good-seed0 --n 200")
     assert set(record["seconds_by_command"]) == {"train", "certify", "estimate"}
