@@ -4,7 +4,8 @@
 
 What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
 in the README; all else is written by hand and stays. A wave that was not run says so. After the
-wave of a table, names of jobs make it a table of these alone; an overview has methods instead.
+wave of a table, names of jobs make it a table of these alone; an overview has methods instead; a
+time table with "points" lists every point of its curves.
 """
 
 from __future__ import annotations
@@ -164,11 +165,12 @@ def log(wave: str) -> str:
     return grid(["job", "recipe", "changed", "ACR", "training"], rows) + note
 
 
-def time_table(wave: str) -> str:
+def time_table(wave: str, *more: str) -> str:
     """Seconds until the ACR passes each threshold; every point is a finished run, timed alone.
 
     The runs of the table of CIFAR-10 at σ = 0.25 are points as well, where their recipe is as it
-    ships and was timed. Other runs of the wave that were not timed alone are named below.
+    ships and was timed. Other runs of the wave that were not timed alone are named below, and
+    "points" adds a table of all that were.
     """
     own = points(RESULTS, wave)
     shipped: tuple[list[str], ...] = ([], ["train.compile=true"])
@@ -187,7 +189,8 @@ def time_table(wave: str) -> str:
     save("time-to-acr.png", lambda: time_to_acr(found, THRESHOLDS))
     titles = ["job", *(f"ACR {t:.2f}" for t in THRESHOLDS), "best ACR", "longest run"]
     picture = "\n![ACR against seconds](figures/time-to-acr.png)\n"
-    return grid(titles, rows) + note + picture + "\nIts points:\n\n" + point_table(both)
+    points_below = "\nIts points:\n\n" + point_table(both) if "points" in more else ""
+    return grid(titles, rows) + note + picture + points_below
 
 
 def point_table(found: list[Point]) -> str:

@@ -144,7 +144,7 @@ def test_time_to_acr_takes_the_shortest_run_that_is_there(
         )
     between = (acr(1) + acr(2)) / 2
     monkeypatch.setattr(make, "THRESHOLDS", (0.0, between, 9.0))
-    text = make.time_table("wave")
+    text = make.time_table("wave", "points")
     above, below = text.split("Its points:")
     (row,) = lines(above, "a`")
     assert row[1:] == ["10.0 s", "20.0 s", "not reached", f"{acr(best):.3f}", "20.0 s"]
@@ -162,7 +162,7 @@ def test_seconds_beside_other_runs_are_no_time_to_acr(make: ModuleType, tmp_path
     for seed in (0, 1):  # one of the two had company
         add_run(wave, "c-5epochs", seed, side_by_side=1 + seed)
     text = make.time_table("wave")
-    assert [len(lines(text, f"{job}`")) for job in "abc"] == [2, 0, 0]  # above and below
+    assert [len(lines(text, f"{job}`")) for job in "abc"] == [1, 0, 0]
     assert "left out: `b-5epochs`, `c-5epochs`.\n" in text
     (wave / "timing.tsv").write_text("job\tseconds_per_epoch\nb\t0.5\nc\t0.5\n")
     text = make.time_table("wave")
@@ -183,7 +183,7 @@ def test_points_of_the_table_are_on_the_curve_of_their_method(
     (table / "timing.tsv").write_text("job\tseconds_per_epoch\na\t10\nchanged\t10\n")
     curves = {}
     monkeypatch.setattr(make, "time_to_acr", lambda found, _: curves.update(found) or b"")
-    text = make.time_table("time-to-acr")  # both runs have 3 epochs
+    text = make.time_table("time-to-acr", "points")  # both runs have 3 epochs
     assert curves == {"a": [(30.0, pytest.approx(acr(1))), (30.0, pytest.approx(acr(2)))]}
     row, *two = lines(text, "a`")
     assert len(two) == 2
