@@ -80,6 +80,7 @@ def samples(summary: Summary) -> str:
 
 TIMED_IN = {
     **dict.fromkeys(("cifar10-0.50", "cifar10-1.00", "time-to-acr"), "cifar10-0.25"),
+    **dict.fromkeys(("long-0.50", "long-1.00"), "cifar10-0.25"),
     **{"mnist-0.50": "mnist-0.25", "svhn-0.50": "svhn-0.25"},
 }
 """Waves whose jobs cost as much as those of another: noise has no price."""
