@@ -16,3 +16,13 @@ class UnsupportedModel(CovpropError):
 
 class InvalidInput(CovpropError, ValueError):
     """An argument, a file or a tensor is not what the operation needs."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of others says, cut to a line; its type where it says nothing.
+
+    Example:
+        >>> first_line(RuntimeError("no such file\\nand a long trace")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from covprop.certify.affine import affine
 from covprop.certify.fold import folded
 from covprop.certify.philox import add_noise
+from covprop.errors import first_line
 
 if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
@@ -180,8 +181,9 @@ class Engine:
                     raise RuntimeError("the host waits for the GPU in it")
                 self.run = graph.capture(self._pass, stream=stream)
         except RuntimeError as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"sampling goes on without a CUDA graph: {reason}", stacklevel=4)
+            warnings.warn(
+                f"sampling goes on without a CUDA graph: {first_line(error)}", stacklevel=4
+            )
             self.run = self._pass
             return False
         return True

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, first_line
 from covprop.gaussian import Gaussian
 from covprop.logits import as_logits
 from covprop.propagate.settings import PAPER, Settings
@@ -28,10 +28,9 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     try:
         returned = model(x)
     except (RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
-            f"on {x.device}: {first}"
+            f"on {x.device}: {first_line(error)}"
         ) from error
     return as_logits(returned, len(x), type(model).__name__)
 

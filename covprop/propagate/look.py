@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import UnsupportedModel
+from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import Fault, explain
 from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule
@@ -198,9 +198,8 @@ def look(
         torch.func.functional_call(shapes, on_meta, (x,))
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         failed = steps[len(shapes.done)]
-        first = str(error).strip().splitlines()[0]
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
-            f"{failed.name} ({describe(failed.operation)}) says: {first}"
+            f"{failed.name} ({describe(failed.operation)}) says: {first_line(error)}"
         ) from error
     return shapes

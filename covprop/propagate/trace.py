@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from covprop.errors import UnsupportedModel
+from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
 from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
@@ -72,7 +72,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     try:
         graph = _Tracer().trace(model, concrete_args=defaults or None)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = first_line(error)
         if first.startswith("'len' is not supported"):
             raise UnsupportedModel(
                 f"torch.fx cannot trace len(x) in {type(model).__name__}; write x.shape[0] for it."

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, first_line
 from covprop.files import unwritable, write
 
 
@@ -31,7 +31,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         if isinstance(error, pickle.UnpicklingError):  # torch's words advise to run the file's code
             reason = "it is damaged or no checkpoint of covprop"
         raise InvalidInput(

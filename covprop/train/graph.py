@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from covprop.data import Batch
+from covprop.errors import first_line
 from covprop.train.update import Update
 
 WARMUP = 4
@@ -216,4 +217,4 @@ def _first_cause(error: BaseException) -> str:
     """The first line of what went wrong first: ending a broken capture fails as well."""
     while error.__context__ is not None:
         error = error.__context__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line(error)

@@ -237,6 +237,16 @@ def test_bad_input_is_one_sentence() -> None:
             margin(norm, x[0], 0.3, estimator)
 
 
+@pytest.mark.parametrize("estimator", ["shared", "linearized", "sampled"])
+def test_a_network_that_fails_without_a_word_is_named_with_the_error(estimator: str) -> None:
+    class Wordless(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    with pytest.raises(CovpropError, match="ValueError"):
+        margin(nn.Sequential(Wordless()), images(), 0.5, estimator)
+
+
 def test_propagated_covariance_bounds_the_sampled_one_for_a_trained_like_network() -> None:
     model, x = scaled(Residual()), images(1)
     cov = Propagator(model, 0.3, (1, 7, 7))(x).cov.detach()
