@@ -24,7 +24,7 @@ from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import HermiteActivation, hermite
 from covprop.mode import switched
 from covprop.propagate.plan import Plan, Step
-from covprop.propagate.registry import Call
+from covprop.propagate.registry import Layer
 from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
@@ -78,7 +78,7 @@ def series_covariance(
 
 
 def activation_moments(
-    step: Step, layer: nn.Module | Call, mean: Tensor, cov: Tensor
+    step: Step, layer: Layer, mean: Tensor, cov: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and covariance after an activation, and E[f′] for the covariance with the rest."""
     assert step.rule is not None
@@ -95,7 +95,7 @@ def activation_moments(
     return series_covariance(_pointwise(layer), mean, cov)
 
 
-def _pointwise(layer: nn.Module | Call) -> Callable[[Tensor], Tensor]:
+def _pointwise(layer: Layer) -> Callable[[Tensor], Tensor]:
     if isinstance(layer, HermiteActivation):
         coefficients = layer.coefficients.detach().double()
         return lambda x: sum(

@@ -18,7 +18,7 @@ from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
 from covprop.mode import switched
 from covprop.propagate.plan import Plan, Step
-from covprop.propagate.registry import Call, describe, option
+from covprop.propagate.registry import Call, Layer, describe, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
@@ -182,7 +182,7 @@ def _activate(step: Step, values: list[Any], found: list[Box | None]) -> Box:
     return Box(extremes.amin(0), extremes.amax(0))
 
 
-def turning_points(operation: Any, layer: nn.Module | Call) -> list[float] | None:
+def turning_points(operation: Any, layer: Layer) -> list[float] | None:
     """Where an activation may turn between rising and falling; None where nothing is known."""
     if operation in RISING:
         return []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
-from covprop.propagate.registry import Call, Rule, Unsupported, channel_std
+from covprop.propagate.registry import Call, Layer, Rule, Unsupported, channel_std
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
@@ -88,7 +88,7 @@ class Step:
         args = fill(self.args, values)
         return self.target(*args, **fill(self.kwargs, values))
 
-    def layer(self, values: list[Any]) -> nn.Module | Call:
+    def layer(self, values: list[Any]) -> Layer:
         """What a rule sees: the module, or the functional call with its constant arguments."""
         if isinstance(self.target, nn.Module):
             return self.target
@@ -99,9 +99,8 @@ class Step:
         return Call(self.target, fill(self.args, values), fill(self.kwargs, values), noisy)
 
     def covariance(
-        self, layer: nn.Module | Call, covs: Sequence[Tensor | None], values: list[Any],
-        settings: Settings,
-    ) -> Tensor:  # fmt: skip
+        self, layer: Layer, covs: Sequence[Tensor | None], values: list[Any], settings: Settings
+    ) -> Tensor:
         """Apply the covariance rule, handing it the extras it asks for."""
         assert self.rule is not None
         extras: dict[str, Any] = {}
@@ -132,7 +131,7 @@ class Step:
         return not settled or self.target.training
 
     def mean(
-        self, layer: nn.Module | Call, std: Tensor | None, values: list[Any], settings: Settings
+        self, layer: Layer, std: Tensor | None, values: list[Any], settings: Settings
     ) -> Tensor:
         """Apply the mean rule, or the step itself where the layer maps the mean."""
         if self.rule is None or self.rule.mean is None:

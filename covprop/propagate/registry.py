@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Operation = type[nn.Module] | Callable[..., Any]
+"""What a rule is registered for: a type of module, or a function."""
 
 _EXTRAS = ("mean", "shape", "out_shape", "shapes")
 
@@ -62,7 +63,11 @@ class Call:
         )
 
 
-def option(layer: nn.Module | Call, position: int, name: str, default: Any = None) -> Any:
+Layer = nn.Module | Call
+"""What a rule sees: a module, or a functional call."""
+
+
+def option(layer: Layer, position: int, name: str, default: Any = None) -> Any:
     """An option of a layer, whether it came as a module or as a functional call."""
     return layer.get(position, name, default) if isinstance(layer, Call) else getattr(layer, name)
 

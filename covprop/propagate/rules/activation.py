@@ -20,11 +20,10 @@ from covprop.kernels.moments import (
     quadrature_mean,
 )
 from covprop.layers import HermiteActivation, per_channel
-from covprop.propagate.registry import Call, Operation, channel_std, option, rule
+from covprop.propagate.registry import Layer, Operation, channel_std, option, rule
 from covprop.propagate.rules.norm import expand_pixels
 from covprop.propagate.settings import Settings
 
-Layer = nn.Module | Call
 Slope = float | Callable[[Layer], float]
 
 

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.propagate.registry import Call, Unsupported, option, rule
+from covprop.propagate.registry import Call, Layer, Unsupported, option, rule
 from covprop.propagate.settings import Settings
-
-Layer = nn.Module | Call
 
 
 def per_dimension(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
