@@ -1,4 +1,4 @@
-"""Layers this package adds: act norm and a learnable Hermite activation."""
+"""Layers this package adds: act norm and a learnable Hermite activation; and what layers share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from covprop.errors import InvalidInput
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
     """Values [C] shaped to broadcast over x [b, C, ...]."""
     return values.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32, or in float64 where it is that: sums in half precision would lose digits."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class ActNorm(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, logits_of, margin_of
+from covprop.layers import widened
 from covprop.radius import top_two
 
 
@@ -47,8 +48,7 @@ def linearize(
 
 def difference(logits: Tensor, pair: Tensor) -> Tensor:
     """u_a − u_b for the pair of classes of each row, in float32 or wider."""
-    values = logits.gather(1, pair)
-    values = values if values.dtype == torch.float64 else values.float()
+    values = widened(logits.gather(1, pair))
     return values[:, 0] - values[:, 1]
 
 

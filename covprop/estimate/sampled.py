@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, logits_of, margin_of
+from covprop.layers import widened
 from covprop.radius import top_two
 
 
@@ -33,8 +34,7 @@ def sampled(
             noise = torch.randn(copies.shape, device=x.device, dtype=x.dtype, generator=generator)
             rows.append(logits_of(model, copies + sigma * noise))
         draws.append(torch.cat(rows))
-    logits = torch.stack(draws)  # [b, samples, classes]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = widened(torch.stack(draws))  # [b, samples, classes]
     top, runner_up = top_two(logits.mean(1))
     pair = torch.stack([top, runner_up], 1)[:, None, :].expand(-1, samples, -1)
     values = logits.gather(2, pair)

@@ -19,6 +19,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate.ibp import WEIGHTED
 from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
+from covprop.layers import widened
 from covprop.mode import switched
 from covprop.propagate.measure import neighbour_correlation
 from covprop.propagate.plan import Plan
@@ -128,7 +129,7 @@ class _Tally:
         self.tests: list[np.ndarray] = []  # [3, units]: skewness, kurtosis, p of one image
 
     def add(self, value: Tensor) -> None:
-        value = value if value.dtype == torch.float64 else value.float()
+        value = widened(value)
         noise = value - value.mean(0, keepdim=True)
         self.squares += float(noise.square().flatten(1).mean(1).sum())
         self.freedom += len(value) - 1

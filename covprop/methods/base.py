@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covprop import noise
 from covprop.errors import InvalidInput
+from covprop.layers import widened
 from covprop.logits import as_logits
 
 
@@ -64,8 +65,7 @@ def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
     if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
         noisy = noisy.contiguous(memory_format=torch.channels_last)
     logits = as_logits(model(noisy), len(noisy))
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide.unflatten(0, added.shape[:2])
+    return widened(logits).unflatten(0, added.shape[:2])
 
 
 def log_mean_softmax(logits: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
+from covprop.layers import widened
 from covprop.methods.base import Losses, draw, logits_of, require
 from covprop.noise import Stream, seeded
 from covprop.options import NotNegative, Positive, Range, check_fields
@@ -182,7 +183,7 @@ class Radius:
         if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
             noisy = noisy.contiguous(memory_format=torch.channels_last)
         found = linearize(model, noisy, self.sigma, create_graph=True)
-        logits = found.logits if found.logits.dtype == torch.float64 else found.logits.float()
+        logits = widened(found.logits)
         scaled, right = ratio(found.gap, found.var), found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
         loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)

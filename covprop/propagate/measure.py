@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.layers import widened
 from covprop.mode import switched
 from covprop.propagate.plan import Plan
 
@@ -33,7 +34,7 @@ def neighbour_correlation(noise: Tensor) -> float:
         size = noise.shape[axis] - 1
         left, right = noise.narrow(axis, 0, size), noise.narrow(axis, 1, size)
         power = 0.5 * (left.square().mean() + right.square().mean())
-        largest = max(largest, float((left * right).mean() / power.clamp_min(1e-30)).__abs__())
+        largest = max(largest, abs(float((left * right).mean() / power.clamp_min(1e-30))))
     return min(largest, 1.0)
 
 
@@ -50,8 +51,7 @@ def measure(
 
     def visit(slot: int, value: Tensor) -> None:
         count = plan.steps[slot - 1].channels
-        wide = value if value.dtype == torch.float64 else value.float()
-        noise = wide.unflatten(0, (batch, samples))
+        noise = widened(value).unflatten(0, (batch, samples))
         noise = noise - noise.mean(1, keepdim=True)
         if value.shape[1] != count:
             noise = noise.unflatten(2, (count, -1))

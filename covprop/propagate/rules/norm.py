@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.layers import ActNorm, per_channel
+from covprop.layers import ActNorm, per_channel, widened
 from covprop.models.normalize import Normalize
 from covprop.propagate.registry import Call, Unsupported, rule
 from covprop.propagate.rules.conv import constant_in
@@ -40,7 +40,7 @@ class _BatchVariance(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        wide, dims = _widen(x), _pixels(x)
+        wide, dims = widened(x), _pixels(x)
         if x.device.type != "cpu":
             variance, mean = torch.var_mean(wide, dims, correction=0)
             return variance, mean
@@ -59,16 +59,12 @@ class _BatchVariance(torch.autograd.Function):
             return None
         x, mean = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the input
-            mean = _widen(x).mean(_pixels(x))
+            mean = widened(x).mean(_pixels(x))
         slope = grad * (2.0 * x.shape[1] / x.numel())
         if x.device.type == "cpu":  # two steps, each with one number a channel, keep torch's speed
-            return (_widen(x) - per_channel(mean, x)).mul_(per_channel(slope, x)).to(x.dtype)
+            return (widened(x) - per_channel(mean, x)).mul_(per_channel(slope, x)).to(x.dtype)
         shift = per_channel(-slope * mean, x)
-        return torch.addcmul(shift, _widen(x), per_channel(slope, x)).to(x.dtype)
-
-
-def _widen(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+        return torch.addcmul(shift, widened(x), per_channel(slope, x)).to(x.dtype)
 
 
 def _pixels(x: Tensor) -> list[int]:
