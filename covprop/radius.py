@@ -87,6 +87,11 @@ def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     return TopTwo(labels, others.argmax(1))
 
 
+def gap_between(mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """u_a − u_b for the pair of classes of each row of mean [b, k]: [b]."""
+    return (mean.gather(1, a[:, None]) - mean.gather(1, b[:, None])).squeeze(1)
+
+
 def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Tensor:
     """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing."""
     cross = cov[a, b]
@@ -109,10 +114,9 @@ def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings
     pair = top_two(out.mean)
     if labels is not None:
         pair = against_label(out.mean, labels)
-    mean = out.mean.to(out.cov.dtype)
-    gap = mean.gather(1, pair.top[:, None]) - mean.gather(1, pair.runner_up[:, None])
+    gap = gap_between(out.mean.to(out.cov.dtype), *pair)
     broken = torch.isnan(out.mean).any(1)
-    gap = torch.where(broken, torch.full_like(gap[:, 0], torch.nan), gap[:, 0])
+    gap = torch.where(broken, torch.full_like(gap, torch.nan), gap)
     return ratio(gap, margin_variance(out.cov, *pair, settings))
 
 

@@ -10,7 +10,7 @@ from covprop.errors import InvalidInput, first_line
 from covprop.gaussian import Gaussian
 from covprop.logits import as_logits
 from covprop.propagate.settings import PAPER, Settings
-from covprop.radius import margin_variance, ratio, top_two
+from covprop.radius import gap_between, margin_variance, ratio, top_two
 
 
 class Margin(NamedTuple):
@@ -43,7 +43,6 @@ def margin_of(mean: Tensor, var: Tensor, sigma: float, top: Tensor, runner_up: T
 def gaussian_margin(out: Gaussian, sigma: float, settings: Settings = PAPER) -> Margin:
     """The margin of logits that are Gaussian with one covariance for the batch."""
     top, runner_up = top_two(out.mean)
-    mean = out.mean.to(out.cov.dtype)
-    gap = (mean.gather(1, top[:, None]) - mean.gather(1, runner_up[:, None])).squeeze(1)
+    gap = gap_between(out.mean.to(out.cov.dtype), top, runner_up)
     var = margin_variance(out.cov, top, runner_up, settings)
     return margin_of(gap, var, sigma, top, runner_up)

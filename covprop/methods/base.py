@@ -61,11 +61,16 @@ def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> T
 
 def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
     """Logits [b, samples, k] of x + added, in float32 or wider; added is [b, samples, *image]."""
-    noisy = (x.unsqueeze(1) + added).flatten(0, 1)
-    if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
-        noisy = noisy.contiguous(memory_format=torch.channels_last)
+    noisy = laid_out_as(x, (x.unsqueeze(1) + added).flatten(0, 1))
     logits = as_logits(model(noisy), len(noisy))
     return widened(logits).unflatten(0, added.shape[:2])
+
+
+def laid_out_as(x: Tensor, noisy: Tensor) -> Tensor:
+    """Noisy copies of channels-last images, channels-last too; others as they are."""
+    if x.ndim == 4 and not x.is_contiguous():
+        return noisy.contiguous(memory_format=torch.channels_last)
+    return noisy
 
 
 def log_mean_softmax(logits: Tensor) -> Tensor:

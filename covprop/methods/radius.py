@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.layers import widened
-from covprop.methods.base import Losses, draw, logits_of, require
+from covprop.methods.base import Losses, draw, laid_out_as, logits_of, require
 from covprop.noise import Stream, seeded
 from covprop.options import NotNegative, Positive, Range, check_fields
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
-from covprop.radius import RadiusLoss, estimated_radius, hinge, ratio
+from covprop.radius import RadiusLoss, estimated_radius, gap_between, hinge, ratio
 
 PRESETS = {"paper": PAPER, "reference": REFERENCE}
 OVERRIDES = (
@@ -179,9 +179,7 @@ class Radius:
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float
     ) -> Losses:
         settings = self.settings
-        noisy = x + noise.squeeze(1)
-        if x.ndim == 4 and not x.is_contiguous():  # keep channels-last images channels-last
-            noisy = noisy.contiguous(memory_format=torch.channels_last)
+        noisy = laid_out_as(x, x + noise.squeeze(1))
         found = linearize(model, noisy, self.sigma, create_graph=True)
         logits = widened(found.logits)
         scaled, right = ratio(found.gap, found.var), found.top == y
@@ -189,7 +187,7 @@ class Radius:
         loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)
         # A label that loses: how far it is behind, over the top two's deviation; its own would
         # cost another pass.
-        behind = (logits.gather(1, y[:, None]) - logits.gather(1, found.top[:, None])).squeeze(1)
+        behind = gap_between(logits, y, found.top)
         radius = self.sigma * torch.where(right, scaled, ratio(behind, found.var))
         return Losses(loss, logits.detach(), radius.detach())
 

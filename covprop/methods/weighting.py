@@ -64,9 +64,8 @@ class WithRadius:
     def _radius(self, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:
         if self._prop is None or self._prop.model is not model:
             self._prop = Propagator(model, self.sigma, self.input_shape, self.settings)
-        cov = self._prop.covariances()[self._prop.plan.output]
-        assert cov is not None
-        return estimated_radius(Gaussian(logits, cov), self.sigma, y, self.settings)
+        out = Gaussian(logits, self._prop.logit_covariance())
+        return estimated_radius(out, self.sigma, y, self.settings)
 
     def phase(self, epoch: int) -> Hashable | None:
         """The method's own; Σ is the same work in all epochs."""

@@ -102,6 +102,7 @@ def _settings(config_text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _name(members: Sequence[Summary]) -> str:
-    """The runs' common name; `-seed0` at its end is not part of it."""
+    """The runs' common name; `-seed0` at its end is not part of it, nor need all have a folder."""
     names = [re.sub(r"-seed\d+$", "", member.certification.name) for member in members]
-    return names[0] if len(set(names)) == 1 else members[0].certification.name
+    same = len({name.rsplit("/", 1)[-1] for name in names}) == 1
+    return max(names, key=len) if same else members[0].certification.name

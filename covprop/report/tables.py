@@ -23,6 +23,7 @@ from covprop.report.cells import (
     number_cell,
     samples_cell,
 )
+from covprop.report.overview import overview_columns
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.summary import P_NAMES, Summary
 
@@ -41,6 +42,10 @@ SKIPPED_NOTE = (
     "accuracy; which of them would have abstained is unknown."
 )
 SEEDS_NOTE = "Runs that differ in the seed alone: mean, and ± the standard deviation over the runs."
+OVERVIEW_NOTE = (
+    "By the run's name: ± is the standard deviation over seeds, or for one run half the width of "
+    "its interval. Names that stand at one data set and σ only are left out."
+)
 P_NOTE = (
     "Share of all images in %: wrong, abstained, and correct by the lower confidence bound of p_A, "
     "the probability of the top class under noise."
@@ -137,9 +142,12 @@ def tables(radii: Sequence[float], summaries: Sequence[Summary]) -> list[tuple[l
     skipped = any(s.certification.rows.skipped.any() for s in summaries)
     note = NOTE + SAMPLES_NOTE * known + SKIPPED_NOTE * skipped
     made = [(columns(radii, summaries), note)]
-    repeated = [group for group in by_recipe(summaries) if len(group.members) > 1]
+    groups = by_recipe(summaries)
+    repeated = [group for group in groups if len(group.members) > 1]
     if repeated:
         made.append((seed_columns(radii, repeated), SEEDS_NOTE))
+    if overview := overview_columns(groups):
+        made.append((overview, OVERVIEW_NOTE))
     if any(s.p_shares for s in summaries):
         made.append((p_columns(summaries), P_NOTE + SKIPPED_P_NOTE * skipped))
     if any(s.agreements for s in summaries):

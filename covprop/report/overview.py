@@ -1,0 +1,59 @@
+"""ACR by recipe, data set and noise, where runs were certified at more than one."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from covprop.report.cells import ABSENT, Cell, Column
+from covprop.report.seeds import Group
+
+Setting = tuple[str, float]  # data set, σ
+
+
+def overview_columns(groups: Sequence[Group]) -> list[Column]:
+    """One row a recipe, one column a data set and σ; empty if no recipe is in two of these.
+
+    A recipe is known by its run's name without folder, seed and σ, so that `a/plain-0.25-seed0`
+    and `b/plain-0.50-seed0` are one row, `plain`. Where that names two runs of one column, they
+    keep their full names.
+    """
+    placed = [(_short(g), place, g) for g in groups if (place := _setting(g)) is not None]
+    taken = Counter((name, place) for name, place, _ in placed)
+    cells: dict[str, dict[Setting, Cell]] = {}
+    for name, place, group in placed:
+        row = name if taken[name, place] == 1 else group.name
+        cells.setdefault(row, {})[place] = _acr_cell(group)
+    rows = {name: row for name, row in cells.items() if len(row) > 1}
+    first_seen = list(dict.fromkeys(data for _, (data, _), _ in placed))
+    places = {place for row in rows.values() for place in row}
+    if not rows:
+        return []
+    return [
+        Column("ACR of", tuple(Cell(name) for name in rows), numeric=False),
+        *(
+            Column(f"{data}, σ={sigma:g}", tuple(r.get(place, Cell(ABSENT)) for r in rows.values()))
+            for place in sorted(places, key=lambda p: (first_seen.index(p[0]), p[1]))
+            for data, sigma in [place]
+        ),
+    ]
+
+
+def _setting(group: Group) -> Setting | None:
+    c = group.members[0].certification
+    return (c.images_of, c.sigma) if c.images_of and c.sigma is not None else None
+
+
+def _short(group: Group) -> str:
+    """`cifar10/late-0.50` of a run at σ = 0.5 is `late`; another number is part of the name."""
+    name = group.name.rsplit("/", 1)[-1]
+    parts = re.fullmatch(r"(.+)-(\d+(?:\.\d+)?)", name)
+    if parts and float(parts[2]) == group.members[0].certification.sigma:
+        return parts[1]
+    return name
+
+
+def _acr_cell(group: Group) -> Cell:
+    mean, deviation = group.acr
+    if len(group.members) == 1:
+        deviation = group.members[0].acr.half
+    return Cell(f"{mean:.3f}", f"±{deviation:.3f}" if deviation > 0 else "", mean)
