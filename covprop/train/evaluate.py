@@ -23,7 +23,7 @@ def accuracy(
     at every call, so that epochs can be compared.
     """
     was_training = model.training
-    model.eval()
+    model.eval()  # and back by train(), which an own network may have made more than a switch
     # A compiled network would be compiled anew for this mode, and again for the last batch.
     with (
         torch.compiler.set_stance("force_eager") if recipe.train.compile is True else nullcontext()
