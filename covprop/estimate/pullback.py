@@ -28,6 +28,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from covprop.layers import per_channel
+
 aten = torch.ops.aten
 
 Shape = tuple[list[int], list[int], list[int], bool, list[int], int]
@@ -134,12 +136,11 @@ class BatchNorm(torch.autograd.Function):
         ctx: Any, covector: Tensor | None, to_scale: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         x, weight, centre, scale = ctx.saved_tensors
-        wide = (1, -1, *(1,) * (x.ndim - 2))
         made: list[Tensor | None] = [None, None, None]
         if ctx.pullback.pulling:
             if covector is not None:
                 slope = scale if weight is None else weight * scale
-                made[0] = (covector * slope.view(wide)).to(covector.dtype)
+                made[0] = (covector * per_channel(slope, x)).to(covector.dtype)
             return *made, *(None,) * 5
         if covector is not None:
             wanted = list(ctx.needs_input_grad[:3])
@@ -150,7 +151,7 @@ class BatchNorm(torch.autograd.Function):
             )
         if to_scale is not None:  # d scale/dx = −scale³(x − centre)/n
             factor = to_scale * scale**3 * (-x.shape[1] / x.numel())
-            moved = ((x - centre.view(wide)) * factor.view(wide)).to(x.dtype)
+            moved = ((x - per_channel(centre, x)) * per_channel(factor, x)).to(x.dtype)
             made[0] = moved if made[0] is None else made[0] + moved
         return *made, *(None,) * 5
 
