@@ -2,8 +2,8 @@
 
 A stream is a function of (seed, image index, purpose) alone, and block b is always the b-th draw
 of its stream, so an image meets the same noise whatever the batch size, the number of processes,
-the order, or how often the work was interrupted. The values are those of torch's generator for the
-device: a CPU and a GPU, or two GPU models, draw different ones.
+the order, or how often the work was interrupted. On the CPU the values are those of torch's
+generator; on a GPU `philox.py` makes them, so a CPU and a GPU draw different ones.
 """
 
 import math
