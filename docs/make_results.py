@@ -75,7 +75,7 @@ def table(wave: str, *only: str) -> str:
             ]
             shares.append(f"{100 * float(np.mean(reached)):.1f}")
         shown = [plus_minus(point), str(len(point.group.members)), *shares, point.training]
-        shown += [str(c.epochs), f"{len(c.rows):,}", samples(point.first)]
+        shown += [str(c.epochs), f"{len(c.rows):,}", samples(point)]
         rows.append([f"`{point.name}`{changed(point.facts)}", *shown])
     blank = ["–"] * len(radii)
     for facts in filter(lambda facts: wanted(facts["name"]), failures(RESULTS, wave)):
@@ -117,9 +117,15 @@ def overview(*methods: str) -> str:
             of_method = [p for p in points(RESULTS, wave) if VARIANT.sub("", p.name) == method]
             failed = [f for f in failures(RESULTS, wave) if VARIANT.sub("", f["name"]) == method]
             best = max(of_method, key=lambda p: p.group.acr[0], default=None)
-            cells.append(plus_minus(best) if best else failed[0]["why"] if failed else "–")
+            cells.append(with_seeds(best) if best else failed[0]["why"] if failed else "–")
         rows.append([f"`{method}`", *cells])
     return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD} – was not run.\n"
+
+
+def with_seeds(point: Point) -> str:
+    """The ACR, and over how many seeds where its ± is a deviation between them."""
+    seeds = len(point.group.members)
+    return plus_minus(point) + (f" ({seeds} seeds)" if seeds > 1 else "")
 
 
 def changed(facts: dict[str, Any]) -> str:
@@ -199,7 +205,7 @@ def point_table(found: list[Point]) -> str:
     for point in sorted(found, key=lambda p: (base_name(p.name), p.seconds or 0.0)):
         if point.timed_alone:
             shown = [str(point.first.certification.epochs), point.training, plus_minus(point)]
-            shown += [str(len(point.group.members)), samples(point.first)]
+            shown += [str(len(point.group.members)), samples(point)]
             rows.append([f"`{base_name(point.name)}`", *shown])
     return grid(["method", "epochs", "training", "ACR", "seeds", "N"], rows)
 

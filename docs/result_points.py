@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,17 @@ def plus_minus(point: Point) -> str:
     return f"{mean:.3f} ± {deviation:.3f}"
 
 
-def samples(summary: Summary) -> str:
-    """How a row was certified, in few words."""
-    c = summary.certification
+def samples(point: Point) -> str:
+    """How a row was certified, in few words; the mean number of samples is over its runs."""
+    c = point.first.certification
     most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
     sequential = "sequential" in mode
-    if c.samples is None or not (sequential or c.rows.skipped.any()):
+    drawn = [m.certification.samples for m in point.group.members]
+    known = [mean for mean in drawn if mean is not None]
+    if not known or not (sequential or c.rows.skipped.any()):
         return most
     delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
-    return f"{c.samples:,.0f} of {most}{delta}"
+    return f"{statistics.fmean(known):,.0f} of {most}{delta}"
 
 
 TIMED_IN = {
