@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from covprop import __version__
 from covprop.report.cells import Column, duration
+from covprop.report.grouped import grouped
 from covprop.report.style import OUTCOMES, line
 from covprop.report.summary import P_NAMES, Agreement, Curve, Summary
 from covprop.report.tables import columns
@@ -53,6 +54,10 @@ def render(
         table=table,
         rows=list(zip(*(column.cells for column in table), strict=True)),
         scales=[_scale(column) for column in table],
+        grouped=[
+            (title, part, note, list(zip(*(column.cells for column in part), strict=True)))
+            for title, part, note in grouped(radii, summaries)
+        ],
         runs=[_run(s, end) for s in summaries],
         ticks=ticks(end),
         outcomes=list(zip(P_NAMES, OUTCOMES, strict=True)),

@@ -23,8 +23,7 @@ from covprop.report.cells import (
     number_cell,
     samples_cell,
 )
-from covprop.report.overview import overview_columns
-from covprop.report.seeds import Group, by_recipe
+from covprop.report.grouped import grouped
 from covprop.report.summary import P_NAMES, Summary
 
 NOTE = (
@@ -40,11 +39,6 @@ SAMPLES_NOTE = (
 SKIPPED_NOTE = (
     " ≥: wrong guesses were not bounded (--skip-wrong), which changes neither ACR nor certified "
     "accuracy; which of them would have abstained is unknown."
-)
-SEEDS_NOTE = "Runs that differ in the seed alone: mean, and ± the standard deviation over the runs."
-OVERVIEW_NOTE = (
-    "By the run's name: ± is the standard deviation over seeds, or for one run half the width of "
-    "its interval. Names that stand at one data set and σ only are left out."
 )
 P_NOTE = (
     "Share of all images in %: wrong, abstained, and correct by the lower confidence bound of p_A, "
@@ -87,27 +81,6 @@ def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column
     return [c for c in made if any(cell.text != ABSENT for cell in c.cells)]
 
 
-def seed_columns(radii: Sequence[float], groups: Sequence[Group]) -> list[Column]:
-    """Runs that differ in the seed alone, by columns: one row a recipe."""
-
-    def cells(values: Sequence[tuple[float, float]], scale: float, digits: int) -> tuple[Cell, ...]:
-        return tuple(
-            Cell(f"{scale * mean:.{digits}f}", f"±{scale * deviation:.{digits}f}", mean)
-            for mean, deviation in values
-        )
-
-    return [
-        Column("recipe", tuple(Cell(g.name) for g in groups), numeric=False),
-        Column("seeds", tuple(number_cell(len(g.members)) for g in groups)),
-        Column("ACR", cells([g.acr for g in groups], 1, 3)),
-        *(
-            Column(f"r={r:g}", cells([g.certified(k) for g in groups], 100, 1), radius=r)
-            for k, r in enumerate(radii)
-        ),
-        Column("training", tuple(duration_cell(g.train_seconds) for g in groups)),
-    ]
-
-
 def p_columns(summaries: Sequence[Summary]) -> list[Column]:
     """The distribution of p_A by columns, for the runs where it is known."""
     known = [s for s in summaries if s.p_shares]
@@ -142,12 +115,7 @@ def tables(radii: Sequence[float], summaries: Sequence[Summary]) -> list[tuple[l
     skipped = any(s.certification.rows.skipped.any() for s in summaries)
     note = NOTE + SAMPLES_NOTE * known + SKIPPED_NOTE * skipped
     made = [(columns(radii, summaries), note)]
-    groups = by_recipe(summaries)
-    repeated = [group for group in groups if len(group.members) > 1]
-    if repeated:
-        made.append((seed_columns(radii, repeated), SEEDS_NOTE))
-    if overview := overview_columns(groups):
-        made.append((overview, OVERVIEW_NOTE))
+    made += [(table, note) for _, table, note in grouped(radii, summaries)]
     if any(s.p_shares for s in summaries):
         made.append((p_columns(summaries), P_NOTE + SKIPPED_P_NOTE * skipped))
     if any(s.agreements for s in summaries):

@@ -44,6 +44,23 @@ def page(tmp_path: Path) -> Path:
     return write_page(*summarize(certifications), tmp_path / "report.html", ["a <i>warning</i>"])
 
 
+def test_the_page_has_runs_taken_together(tmp_path: Path) -> None:
+    for seed, sigma in ((1, 0.25), (2, 0.25), (3, 0.5)):
+        log = make_run(tmp_path / str(sigma) / f"a <b>-seed{seed}", seed, sigma)
+        with log.with_name("config.toml").open("a") as file:
+            file.write(f"\n[train]\nseed = {seed}\n")
+    radii, summaries = summarize(read([tmp_path])[0])
+    outline = Outline(render(radii, summaries))
+    headings = [name for name in ("Over seeds", "By data set and noise") if name in outline.text]
+    assert len(headings) == 2
+    mean = (summaries[0].acr.value + summaries[1].acr.value) / 2
+    deviation = abs(summaries[0].acr.value - summaries[1].acr.value) / 2**0.5
+    assert outline.text.count(f"{mean:.3f}±{deviation:.3f}") == 2
+    assert "a <b>" in outline.text
+    alone = Outline(render(radii, summaries[:1])).text
+    assert not any(name in alone for name in headings)
+
+
 def test_the_page_loads_nothing_and_escapes_everything(page: Path) -> None:
     text = page.read_text()
     outline = Outline(text)

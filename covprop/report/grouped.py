@@ -1,13 +1,55 @@
-"""ACR by recipe, data set and noise, where runs were certified at more than one."""
+"""Tables of several runs taken together: over seeds, and over data sets and noise."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 
-from covprop.report.cells import ABSENT, Cell, Column
-from covprop.report.seeds import Group
+from covprop.report.cells import ABSENT, Cell, Column, duration_cell, number_cell
+from covprop.report.seeds import Group, by_recipe
+from covprop.report.summary import Summary
+
+SEEDS_NOTE = "Runs that differ in the seed alone: mean, and ± the standard deviation over the runs."
+OVERVIEW_NOTE = (
+    "By the run's name: ± is the standard deviation over seeds, or for one run half the width of "
+    "its interval. Names that stand at one data set and σ only are left out."
+)
 
 Setting = tuple[str, float]  # data set, σ
+
+
+def grouped(
+    radii: Sequence[float], summaries: Sequence[Summary]
+) -> list[tuple[str, list[Column], str]]:
+    """The tables that there are runs for: title, table, and the note below it."""
+    groups = by_recipe(summaries)
+    made = []
+    repeated = [group for group in groups if len(group.members) > 1]
+    if repeated:
+        made.append(("Over seeds", seed_columns(radii, repeated), SEEDS_NOTE))
+    if overview := overview_columns(groups):
+        made.append(("By data set and noise", overview, OVERVIEW_NOTE))
+    return made
+
+
+def seed_columns(radii: Sequence[float], groups: Sequence[Group]) -> list[Column]:
+    """Runs that differ in the seed alone, by columns: one row a recipe."""
+
+    def cells(values: Sequence[tuple[float, float]], scale: float, digits: int) -> tuple[Cell, ...]:
+        return tuple(
+            Cell(f"{scale * mean:.{digits}f}", f"±{scale * deviation:.{digits}f}", mean)
+            for mean, deviation in values
+        )
+
+    return [
+        Column("recipe", tuple(Cell(g.name) for g in groups), numeric=False),
+        Column("seeds", tuple(number_cell(len(g.members)) for g in groups)),
+        Column("ACR", cells([g.acr for g in groups], 1, 3)),
+        *(
+            Column(f"r={r:g}", cells([g.certified(k) for g in groups], 100, 1), radius=r)
+            for k, r in enumerate(radii)
+        ),
+        Column("training", tuple(duration_cell(g.train_seconds) for g in groups)),
+    ]
 
 
 def overview_columns(groups: Sequence[Group]) -> list[Column]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from certifications import make_run
 
-from covprop.report.overview import overview_columns
+from covprop.report.grouped import overview_columns
 from covprop.report.read import read
 from covprop.report.seeds import by_recipe
 from covprop.report.summary import summarize
