@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from covprop import cudagraph
 from covprop.bench import memory
 from covprop.bench.subject import Subject
 from covprop.methods import Method
-from covprop.train import graph
 from covprop.train.flat import FlatStep
 
 CAPTURE_WARMUP = 11
@@ -153,6 +153,8 @@ def capture(
 
     Its work space is in its own memory, so `memory.settle` may be called while it lives.
     """
-    made = graph.capture(work, optimizer, generator, warmup=CAPTURE_WARMUP, before=memory.settle)
+    made = cudagraph.capture(
+        work, optimizer, generator, warmup=CAPTURE_WARMUP, before=memory.settle
+    )
     memory.forget_workspaces()
     return made

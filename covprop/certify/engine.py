@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covprop import cudagraph
 from covprop.certify.affine import affine
 from covprop.certify.fold import folded
 from covprop.certify.philox import add_noise
@@ -169,17 +170,15 @@ class Engine:
 
     def _capture(self) -> bool:
         """Make `run` a graph of the pass, if it can be one."""
-        from covprop.train import graph
-
         self.table.zero_()  # nothing counts while it warms up
         stream = torch.cuda.Stream(self.device)
         try:
             with torch.cuda.device(self.device), _tuned():
-                for _ in range(graph.WARMUP):
-                    graph.aside(self._pass, stream)
-                if graph.waits(lambda: graph.aside(self._pass, stream)):
+                for _ in range(cudagraph.WARMUP):
+                    cudagraph.aside(self._pass, stream)
+                if cudagraph.waits(lambda: cudagraph.aside(self._pass, stream)):
                     raise RuntimeError("the host waits for the GPU in it")
-                self.run = graph.capture(self._pass, stream=stream)
+                self.run = cudagraph.capture(self._pass, stream=stream)
         except RuntimeError as error:
             warnings.warn(
                 f"sampling goes on without a CUDA graph: {first_line(error)}", stacklevel=4

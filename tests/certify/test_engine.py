@@ -9,10 +9,10 @@ import torch
 from tiny import SHAPE, SIGMA, images, network
 from torch import nn
 
+from covprop import cudagraph
 from covprop.certify.affine import Affine
 from covprop.certify.engine import COMPILE_PAYS, Engine, Job
 from covprop.certify.philox import normal
-from covprop.train import graph
 
 
 def make(model: object, width: int = 3, slots: int = 6, **more: object) -> Engine:
@@ -67,14 +67,14 @@ def test_a_pass_is_recorded_or_runs_as_it_is(
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(graph, "aside", note("aside"))
-    monkeypatch.setattr(graph, "waits", lambda work: work() is None or waits)
-    monkeypatch.setattr(graph, "capture", note("capture"))
+    monkeypatch.setattr(cudagraph, "aside", note("aside"))
+    monkeypatch.setattr(cudagraph, "waits", lambda work: work() is None or waits)
+    monkeypatch.setattr(cudagraph, "capture", note("capture"))
     engine = make(network().eval())
     engine.load(1, images(1)[0], 5)
     with pytest.warns(UserWarning, match="host waits") if warned else nullcontext():
         assert engine._capture() is not waits
-    assert calls.count("aside") == graph.WARMUP + 1
+    assert calls.count("aside") == cudagraph.WARMUP + 1
     assert ("capture" in calls) is not waits
     assert torch.backends.cudnn.benchmark is False
     assert engine.counts.sum() == 0

@@ -6,8 +6,8 @@ from oracles import relative
 from torch import Tensor
 
 from covprop import methods, models
+from covprop.cudagraph import capture
 from covprop.train.flat import FlatStep
-from covprop.train.graph import capture
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,7 +1,5 @@
 """Recorded training on a GPU against the same training step by step."""
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,10 @@ import pytest
 import torch
 from nets import own_net
 from rich.console import Console
-from torch import nn
 
-from covprop import methods, noise
+from covprop import cudagraph, methods
 from covprop.run import Run
 from covprop.train import Interrupted, Recipe, graph, train
-from covprop.train.flat import RANDOM
 from covprop.train.loop import Trainer
 from covprop.train.stop import StopRequest
 
@@ -40,13 +36,13 @@ def exact() -> Iterator[None]:
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with every replay."""
     seen: list[int] = []
-    call = graph.Captured.__call__
+    call = cudagraph.Captured.__call__
 
-    def counted(self: graph.Captured) -> None:
+    def counted(self: cudagraph.Captured) -> None:
         seen.append(1)
         call(self)
 
-    monkeypatch.setattr(graph.Captured, "__call__", counted)
+    monkeypatch.setattr(cudagraph.Captured, "__call__", counted)
     return seen
 
 
@@ -132,94 +128,11 @@ def test_recorded_training_is_the_same_training(
     train(tiny(**options, fast=False), tmp_path / "plain")
     assert not replays
     train(tiny(**options), tmp_path / "fast")
-    assert len(replays) == 44 - phases * graph.WARMUP
+    assert len(replays) == 44 - phases * cudagraph.WARMUP
     agree(tmp_path / "fast", tmp_path / "plain")
     if phases == 1:
         train(tiny(**options, seed=1), tmp_path / "other")
         assert error(tmp_path / "other", tmp_path / "plain") > 30 * TOLERANCE
-
-
-def test_a_replay_draws_the_noise_of_its_place() -> None:
-    """Own and default generator, seeded between replays; many in another order."""
-    generator = torch.Generator("cuda")
-    out, dropped = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
-
-    def work() -> None:
-        out.copy_(torch.randn(1000, generator=generator, device="cuda"))
-        out.add_(torch.randn(1000, generator=generator, device="cuda"))
-        dropped.copy_(torch.nn.functional.dropout(torch.ones(1000, device="cuda"), 0.5))
-
-    def seed(step: int) -> None:
-        generator.manual_seed(noise.seed_of(0, "noise", 0, step))
-        torch.cuda.default_generators[0].manual_seed(noise.seed_of(0, "step", 0, step))
-
-    expected = {}
-    for step in range(5):
-        seed(step)
-        work()
-        expected[step] = out.clone(), dropped.clone()
-    replay = graph.capture(work, None, generator, warmup=2)
-    for step in (3, 0, 4, 1, 1, 2):
-        seed(step)
-        replay()
-        assert torch.equal(out, expected[step][0])
-        assert torch.equal(dropped, expected[step][1])
-    assert not torch.equal(expected[0][0], expected[1][0])
-    seed(3)
-    work()  # and step by step again
-    assert torch.equal(out, expected[3][0])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
-def test_a_replay_of_compiled_dropout_draws_as_plain_code_does() -> None:
-    class Net(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.dropout2d(nn.functional.dropout(2 * x, 0.5), 0.25)
-
-    net, x = Net(), torch.ones(16, 32, 8, 8, device="cuda")
-    out, expected = torch.zeros_like(x), {}
-    for step in range(4):
-        torch.cuda.manual_seed(step)
-        expected[step] = net(x)
-    net.compile(dynamic=False, options=RANDOM)
-    replay = graph.capture(lambda: out.copy_(net(x)), warmup=2)
-    for step in (2, 0, 3, 1, 1):
-        torch.cuda.manual_seed(step)
-        replay()
-        assert torch.equal(out, expected[step])
-    assert not torch.equal(expected[0], expected[1])
-
-
-def test_another_thread_may_pin_memory_while_a_step_is_recorded() -> None:
-    """As a data loader does, which allocates when it likes."""
-    out, failed, done = torch.zeros(8, device="cuda"), list[Exception](), threading.Event()
-    began = threading.Event()
-
-    def pin() -> None:
-        size, kept = 1 << 12, []
-        while not done.is_set() and len(kept) < 20_000:
-            try:
-                kept.append(torch.empty(size, pin_memory=True))
-            except RuntimeError as error:
-                failed.append(error)
-                return
-            began.set()
-
-    def work() -> None:
-        out.add_(1)
-        time.sleep(0.2)
-
-    thread = threading.Thread(target=pin)
-    thread.start()
-    try:
-        assert began.wait(30)
-        replay = graph.capture(work)
-    finally:
-        done.set()
-        thread.join()
-    replay()
-    assert not failed
-    assert out.tolist() == [1.0] * 8
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

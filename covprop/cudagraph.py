@@ -1,0 +1,109 @@
+"""Work on a GPU as one CUDA graph: recorded once, replayed without the host's part of it.
+
+A graph repeats the same operations on the same memory, so all that changes from one replay to the
+next must come in through tensors that stay where they are. Random numbers come from generators
+that are seeded anew before each replay: torch hands seed and offset to the graph whenever it is
+replayed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WARMUP = 4
+"""Times that work runs before it is recorded: by then every library has chosen its kernels."""
+
+Work = Callable[[], object]
+
+
+@dataclass
+class Captured:
+    """A graph, together with what it reads: the graph itself keeps no tensor alive."""
+
+    graph: torch.cuda.CUDAGraph
+    work: Work
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def capture(
+    work: Work,
+    optimizer: torch.optim.Optimizer | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    warmup: int = 0,
+    stream: torch.cuda.Stream | None = None,
+    before: Callable[[], None] = lambda: None,
+) -> Callable[[], None]:
+    """`work` as one CUDA graph; all that it reads stays where it is. Nothing is executed.
+
+    Args:
+        optimizer: its gradients are dropped first, so that the graph has its own.
+        generator: what `work` draws from, besides the default generator.
+        warmup: times to run `work` first, where that was not done already.
+        stream: what to record on.
+        before: called when all is ready.
+    """
+    here, stream = torch.cuda.current_stream(), stream or torch.cuda.Stream()
+    for _ in range(warmup):
+        aside(work, stream)
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
+    before()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    try:
+        # Of this thread only: another that pins the next batches meanwhile is no part of it.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            work()
+    except RuntimeError:
+        torch.cuda.set_stream(here)  # a capture that cannot be ended leaves its own behind
+        torch.cuda.synchronize()
+        _release(pool)
+        raise
+    # Recording hands the generators' seeds to the graph on its own stream, which could come after
+    # the first replay's.
+    here.wait_stream(stream)
+    return Captured(graph, work)
+
+
+def _release(pool: Any) -> None:
+    """Tell the allocator that a failed capture is over, which some versions of torch forget."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # it knows
+    torch._C._cuda_releasePool(device, pool)
+
+
+def aside(work: Work, stream: torch.cuda.Stream) -> None:
+    """Run `work` on another stream, in its turn."""
+    here = torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        work()
+    here.wait_stream(stream)
+
+
+def waits(work: Work) -> bool:
+    """Run `work`, and say whether the host waited for the GPU in it, which no graph can repeat."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    other = [w for w in seen if "ynchroniz" not in str(w.message)]
+    for warning in other:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return any("called a synchronizing" in str(warning.message) for warning in seen)
