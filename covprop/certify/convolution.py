@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covprop.kernels import HAVE_TRITON
+
 CHANNELS, INPUTS = 4, 32  # at most, of a layer of few channels: channels, and numbers in a patch
 
 
@@ -31,8 +33,6 @@ def _is_half(x: Tensor) -> bool:
 
 
 def _by_triton(x: Tensor) -> bool:
-    from covprop.kernels import HAVE_TRITON
-
     return HAVE_TRITON and _is_half(x)
 
 

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from covprop.kernels import HAVE_TRITON
+
 MASK = 0xFFFFFFFF
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -60,7 +62,7 @@ def add_noise(
     of image x[row[j]], whose stream has the key seeds[row[j]]. x and out are [*, c, h, w] of one
     memory layout; elements are numbered by channel, line and column whatever that layout.
     """
-    if out.is_cuda and _have_triton():
+    if out.is_cuda and HAVE_TRITON:
         from covprop.certify import triton_noise
 
         return triton_noise.add_noise(out, x, seeds, row, first, sigma)
@@ -70,9 +72,3 @@ def add_noise(
     noise = normal(seeds[row][:, None, None], sample[:, :, None], element)
     blocks.copy_(x[row].unsqueeze(1) + sigma * noise.view(blocks.shape))
     return None
-
-
-def _have_triton() -> bool:
-    from covprop.kernels import HAVE_TRITON
-
-    return HAVE_TRITON
