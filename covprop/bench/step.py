@@ -85,17 +85,6 @@ def training_step(method: str, subject: Subject, batch: int) -> TrainingStep:
     )
 
 
-def make_step(method: str, subject: Subject, batch: int, trick: str) -> Callable[[], None]:
-    """A callable that does one training step of `method` on a batch of this size.
-
-    Example:
-        >>> step = make_step("shared", Subject("lenet", image=28, channels=1), 4, "eager")
-        >>> step()
-    """
-    check_trick(trick)
-    return TRICKS[trick](training_step(method, subject, batch))
-
-
 def check_method(name: str) -> None:
     if name not in METHODS:
         raise unknown("step to measure", name, METHODS)

@@ -8,7 +8,7 @@ import torch
 
 from covprop.bench import step as bench
 from covprop.bench import tricks
-from covprop.bench.step import METHODS, Cell, make_step, measure, prepare, training_step
+from covprop.bench.step import METHODS, Cell, measure, prepare, training_step
 from covprop.bench.step_report import best, file_name, step_report
 from covprop.bench.subject import Subject
 from covprop.bench.timing import QUICK, Timing
@@ -133,7 +133,7 @@ def test_unknown_names_are_refused(names: list[str], tricks: list[str], expected
 
 def test_tricks_that_do_not_go_together_say_why() -> None:
     with pytest.raises(Unavailable):
-        make_step("calibrated", TINY, 2, "compiled")
+        TRICKS["compiled"](training_step("calibrated", TINY, 2))
     assert available(torch.device("cpu")) == ["eager"]
     assert set(available(torch.device("cuda"))) == set(TRICKS)
 
