@@ -76,6 +76,14 @@ def test_zero_variance_has_no_nan_gradient() -> None:
     assert torch.isfinite(cov.grad).all()
 
 
+def test_a_variance_that_rounding_made_negative_is_none() -> None:
+    """Two classes that noise moves alike: 1 + 1 − 2·1, give or take the last digit."""
+    above = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
+    out = Gaussian(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, above], [above, 1.0]]))
+    assert estimated_radius(out, 0.5).tolist() == [math.inf]
+    assert estimated_radius(out, 0.5, torch.tensor([1])).tolist() == [-math.inf]
+
+
 def test_margin_variance_never_builds_a_matrix_for_each_sample() -> None:
     cov = random_covariance(5)
     a, b = torch.tensor([0, 3, 4]), torch.tensor([1, 2, 0])
@@ -98,6 +106,8 @@ def test_loss_by_hand() -> None:
     assert loss(out, y).item() == pytest.approx(expected.item())
     each = RadiusLoss(sigma=0.5, weight=4.0, offset=1.0, reduction="none")(out, y)
     assert each.mean().item() == pytest.approx(expected.item())
+    none = RadiusLoss(sigma=0.5, weight=4.0, offset=0.0)(out, y)  # not the settings' offset
+    assert none.item() == pytest.approx(F.cross_entropy(mean, y).item())
 
 
 def test_reference_loss_by_hand() -> None:
@@ -111,6 +121,15 @@ def test_reference_loss_by_hand() -> None:
     expected = F.cross_entropy(mean, y).item() + 0.5 * (first + second)
     loss = RadiusLoss(sigma=0.25, weight=0.5, settings=REFERENCE)(out, y)
     assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_soft_hinge_ends_at_its_offset() -> None:
+    gaps, offset = [0.0, 0.05, 0.2, 0.5], 2.0  # the last two are beyond it
+    mean = torch.tensor([[gap, 0.0, -9.0] for gap in gaps], dtype=torch.float64)
+    expected = [max(0.0, offset - 2 * stats.norm.ppf(1 / (1 + math.exp(-16 * g)))) for g in gaps]
+    assert expected[0] == offset
+    assert expected[2:] == [0.0, 0.0]
+    assert soft_hinge(mean, offset).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_soft_hinge_is_finite_for_certain_predictions() -> None:

@@ -89,9 +89,9 @@ class Average:
     @torch.no_grad()
     def mix(self, model: nn.Module) -> None:
         """Take the weights in, in the share that was set."""
-        pairs = list(
-            zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
-        )
+        states = (net.state_dict(keep_vars=True).values() for net in (self.model, model))
+        # By identity: a tensor under two names (tied weights) is taken in once.
+        pairs = {id(mine): (mine, theirs) for mine, theirs in zip(*states, strict=True)}.values()
         counters = [(a, b) for a, b in pairs if not a.is_floating_point()]
         floats = [(a, b) for a, b in pairs if a.is_floating_point()]
         if self.share_there is None:

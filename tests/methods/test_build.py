@@ -57,6 +57,38 @@ def test_shapes_gradients_and_seeds(name: str, options: dict, net: nn.Module, ba
         assert not torch.equal(other.per_sample, losses.per_sample)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian", {"samples": 3}),
+        ("macer", {"samples": 4}),
+        ("consistency", {}),
+        ("radius", {"offset": 9.0}),
+        ("radius", {"offset": 9.0, "soft_term": True, "share": 0.4}),
+        ("radius", {"estimator": "shared"}),
+        ("radius", {"estimator": "shared", "mean": "sample", "soft_term": True}),
+    ],
+)
+def test_nothing_on_the_way_to_the_weights_is_a_constant(
+    name: str, options: dict, net: nn.Module, batch: Batch
+) -> None:
+    """The gradient along a random direction, against central differences of the loss."""
+    net, x = net.double(), batch[0].double()
+    pair = x, net(x).argmax(1)  # right, so that radii count
+    _run(name, options, net, pair).per_sample.sum().backward()
+    slope, values, step = 0.0, [], 1e-6
+    direction = [torch.randn_like(p) for p in net.parameters()]
+    for parameter, along in zip(net.parameters(), direction, strict=True):
+        assert parameter.grad is not None
+        slope += (parameter.grad * along).sum().item()
+    with torch.no_grad():
+        for shift in (step, -2 * step):
+            for parameter, along in zip(net.parameters(), direction, strict=True):
+                parameter += shift * along
+            values.append(_run(name, options, net, pair).per_sample.sum().item())
+    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
+
+
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_one_image_and_all_wrong(name: str, options: dict, net: nn.Module, batch: Batch) -> None:
     x, _ = batch

@@ -121,3 +121,19 @@ def test_average_with_its_share_in_a_tensor() -> None:
         plain.model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_tied_weights_are_averaged_once(there: bool) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    net[2].weight = net[0].weight
+    average, expected = Average(net, 0.9), net[0].weight.detach().clone()
+    average.share_there = torch.zeros(()) if there else None
+    for step in range(1, 4):
+        nn.init.constant_(net[0].weight, float(step))
+        average.advance()
+        average.mix(net)
+        decay = (1 + step) / (10 + step)
+        expected = decay * expected + (1 - decay) * step
+    torch.testing.assert_close(average.model[0].weight, expected)
+    assert average.model[2].weight is average.model[0].weight
