@@ -5,20 +5,17 @@ batches it would have got, and every process of a distributed run can slice the 
 Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
 """
 
-import hashlib
-import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from covprop.data.decode import PADDING, read_image
+from covprop.data.decode import PADDING
 from covprop.data.folders import FolderImages
 from covprop.data.images import Images
+from covprop.data.workers import give_back, mix, take
 from covprop.errors import InvalidInput
 
 Augment = Literal["none", "flip", "crop-flip"]
@@ -116,13 +113,8 @@ class _Slice(NamedTuple):
     high: int
 
 
-def _seed(*parts: int) -> int:
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
 def _generator(*parts: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_seed(*parts))
+    return torch.Generator().manual_seed(mix(*parts))
 
 
 def _resident(
@@ -185,38 +177,6 @@ def pick(x: Tensor, rows: Tensor, cols: Tensor, *, crop: bool) -> Tensor:
     return x.flatten(2).gather(2, flat.expand(b, c, h * w)).view(b, c, h, w)
 
 
-class _Files(Dataset[tuple[int, Tensor] | str]):
-    """What a worker process needs to decode the image at a place of an epoch's order."""
-
-    def __init__(
-        self, data: FolderImages, order: Tensor, seeds: tuple[int, int], augment: str
-    ) -> None:
-        self.data, self.order, self.seeds, self.augment = data, order, seeds, augment
-
-    def __getitem__(self, place: int) -> tuple[int, Tensor] | str:
-        index = int(self.order[place])
-        try:
-            rng = random.Random(_seed(*self.seeds, place))  # an image may come twice
-            path, shape = self.data.path(index), self.data.image_shape
-            return index, read_image(path, self.augment, rng, shape)
-        except InvalidInput as error:
-            # Raised in a worker it would arrive wrapped in a traceback; sent, it stays a sentence.
-            return str(error)
-
-
-def _stack(
-    shape: tuple[int, int, int], items: list[tuple[int, Tensor] | str]
-) -> tuple[Tensor, Tensor] | str:
-    done = []
-    for item in items:
-        if isinstance(item, str):
-            return item
-        done.append(item)
-    if not done:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, *shape, dtype=torch.uint8)
-    return torch.tensor([index for index, _ in done]), torch.stack([x for _, x in done])
-
-
 def _decoded(
     data: FolderImages,
     order: Tensor,
@@ -224,20 +184,21 @@ def _decoded(
     seeds: tuple[int, int],
     device: torch.device,
     augment: str,
-    workers: int,
+    count: int,
 ) -> Iterator[Batch]:
-    loader = DataLoader(
-        _Files(data, order, seeds, augment),
-        batch_sampler=[list(range(s.first + s.low, s.first + s.high)) for s in slices],
-        num_workers=workers,
-        collate_fn=partial(_stack, data.image_shape),
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # its own, or it would draw from the global random state
-    )
-    labels = data.labels.to(device)
-    for result in loader:
-        if isinstance(result, str):
-            raise InvalidInput(result)
-        # Both are pinned, so that the host need not wait for the steps before.
-        index, x = (part.to(device, non_blocking=True) for part in result)
-        yield Batch(index, x.float().mul_(LEVEL), labels[index])
+    workers = take(data, augment, count)
+    places = [range(s.first + s.low, s.first + s.high) for s in slices]
+    decoded = workers.decode(order.numpy(), places, seeds)
+    order, labels = order.to(device), data.labels.to(device)
+    for here in places:
+        x = torch.empty(len(here), *data.image_shape, dtype=torch.float32, device=device)
+        done = 0
+        while done < len(here):
+            pixels = next(decoded)
+            if device.type == "cuda":  # pinned, so that the host need not wait for the steps before
+                pixels = pixels.pin_memory().to(device, non_blocking=True)
+            x[done : done + len(pixels)] = pixels.permute(0, 3, 1, 2)
+            done += len(pixels)
+        index = order[here.start : here.stop]
+        yield Batch(index, x.mul_(LEVEL), labels[index])
+    give_back(workers, data, augment, count)  # not after an error, nor where an epoch was cut short

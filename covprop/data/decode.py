@@ -30,6 +30,13 @@ def read_image(
     path: Path, augment: str, rng: random.Random, shape: tuple[int, int, int] = (3, CROP, CROP)
 ) -> Tensor:
     """Decode one file to uint8 [c, h, w] of `shape`; `rng` decides crop and flip."""
+    return as_tensor(read_crop(path, augment, rng, shape))
+
+
+def read_crop(
+    path: Path, augment: str, rng: random.Random, shape: tuple[int, int, int]
+) -> Image.Image:
+    """The same as Pillow holds it, for a caller that knows where its pixels go."""
     channels, height, width = shape
     image = open_image(path, "L" if channels == 1 else "RGB")
     if (height, width) != (CROP, CROP):
@@ -44,7 +51,7 @@ def read_image(
         image = centre_crop(image)
     if augment != "none" and rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return as_tensor(image)
+    return image
 
 
 def as_tensor(image: Image.Image) -> Tensor:
@@ -61,7 +68,8 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
             if file.mode.startswith("I"):
                 levels = np.asarray(file).astype(np.int64) >> 8
                 return Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert(mode)
-            return file.convert(mode)
+            file.load()
+            return file if file.mode == mode else file.convert(mode)  # it copies in any case
     except FileNotFoundError:
         raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None
     except UNREADABLE as error:

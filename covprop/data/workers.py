@@ -1,0 +1,128 @@
+"""Processes that decode the images of class folders, kept from one epoch to the next.
+
+What comes back goes through memory that all of them share and use again and again: handing out
+fresh pages for every batch takes the system about as long as decoding them takes Pillow.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from covprop.data.decode import read_crop
+from covprop.data.folders import FolderImages
+from covprop.errors import InvalidInput
+
+AHEAD = 2
+"""Chunks that wait in line for each process."""
+
+
+class _Task(NamedTuple):
+    """Decode `images`, which stand at `place`, `place` + 1, … of the epoch's order, to `slot`."""
+
+    slot: int
+    seeds: tuple[int, int]
+    place: int
+    images: NDArray[np.int64]
+
+
+def mix(*parts: int) -> int:
+    """A seed of 63 bits made of several numbers."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Workers:
+    """`count` processes that decode the images of `data` (0: this one does), `size` at a time."""
+
+    def __init__(self, data: FolderImages, augment: str, count: int) -> None:
+        c, h, w = data.image_shape
+        # Some images, so that the first batch is not the work of one process, and 8 MB at most.
+        self.size = max(1, min(32, 2**23 // (c * h * w)))
+        # Chunks go to the processes in turn, so each has slots of its own: those in line and the
+        # one that is being read.
+        slots = (AHEAD + 1) * count
+        self.slots = torch.empty(slots or 1, self.size, h, w, c, dtype=torch.uint8)
+        if count:
+            _share(self.slots, count)
+        self.tasks: list[_Task] = []
+        self.loader = DataLoader(
+            _Files(data, augment, self.slots),
+            batch_size=None,
+            sampler=self.tasks,
+            num_workers=count,
+            persistent_workers=count > 0,
+            prefetch_factor=AHEAD if count else None,
+            generator=torch.Generator(),  # its own, or it would draw from the global random state
+        )
+
+    def decode(
+        self, order: NDArray[np.int64], batches: list[range], seeds: tuple[int, int]
+    ) -> Iterator[Tensor]:
+        """The images at these places of `order`, some at a time and never of two batches.
+
+        They are uint8 [n, h, w, c] and last until the next are asked for.
+        """
+        self.tasks.clear()  # in place, since the loader holds this very list
+        for batch in batches:
+            for place in batch[:: self.size]:
+                images = order[place : min(place + self.size, batch.stop)]
+                slot = len(self.tasks) % len(self.slots)
+                self.tasks.append(_Task(slot, seeds, place, images))
+        for task, error in zip(self.tasks, self.loader, strict=True):
+            if error:
+                raise InvalidInput(error)
+            yield self.slots[task.slot, : len(task.images)]
+
+
+class _Files(Dataset[str]):
+    """What a process needs to decode chunks into their slots."""
+
+    def __init__(self, data: FolderImages, augment: str, slots: Tensor) -> None:
+        # A copy, since the set itself would never be freed if the processes kept for it held it.
+        self.data, self.augment, self.slots = replace(data), augment, slots
+
+    def __getitem__(self, task: _Task) -> str:
+        """Empty, or what is wrong with an image: raised here it would arrive with a traceback."""
+        c, h, w = shape = self.data.image_shape
+        slot = self.slots[task.slot].numpy()
+        for i, index in enumerate(task.images):
+            # By its place: an image may come twice in an epoch.
+            rng = random.Random(mix(*task.seeds, task.place + i))
+            try:
+                image = read_crop(self.data.path(index), self.augment, rng, shape)
+            except InvalidInput as error:
+                return str(error)
+            slot[i] = np.asarray(image).reshape(h, w, c)
+        return ""
+
+
+def _share(slots: Tensor, count: int) -> None:
+    try:
+        slots.share_memory_()
+    except RuntimeError:
+        raise InvalidInput(
+            f"{count} workers need {slots.numel() >> 20} MB of shared memory (/dev/shm); use fewer "
+            "(data.workers), or give the container more (docker run --shm-size)."
+        ) from None
+
+
+_idle: WeakKeyDictionary[FolderImages, dict[tuple[str, int], Workers]] = WeakKeyDictionary()
+
+
+def take(data: FolderImages, augment: str, count: int) -> Workers:
+    """Workers that `give_back` left, else new ones; starting a process takes 0.05 s and more."""
+    return _idle.get(data, {}).pop((augment, count), None) or Workers(data, augment, count)
+
+
+def give_back(workers: Workers, data: FolderImages, augment: str, count: int) -> None:
+    """Keep them for the next epoch, as long as `data` is kept."""
+    _idle.setdefault(data, {})[augment, count] = workers
