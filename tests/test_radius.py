@@ -32,6 +32,11 @@ def test_radius_equals_the_formula_and_the_probability() -> None:
     assert estimated_radius(out, sigma=0.25).tolist() == pytest.approx(expected, rel=1e-10)
     probabilities = covprop.top_two_probability(out).tolist()
     assert probabilities == pytest.approx([normal_cdf(r / 0.25) for r in expected], rel=1e-9)
+    a, b = mean[0].topk(2).indices.tolist()
+    wide = float(cov[a, a] + cov[b, b] + 2 * abs(cov[a, b]))  # the reference's denominator
+    gap = float(mean[0, a] - mean[0, b]) / math.sqrt(wide)
+    found = covprop.top_two_probability(out, REFERENCE)[0].item()
+    assert found == pytest.approx(normal_cdf(gap), rel=1e-9)
 
 
 def test_probability_is_that_of_one_class_beating_the_other() -> None:
@@ -108,6 +113,13 @@ def test_loss_by_hand() -> None:
     assert each.mean().item() == pytest.approx(expected.item())
     none = RadiusLoss(sigma=0.5, weight=4.0, offset=0.0)(out, y)  # not the settings' offset
     assert none.item() == pytest.approx(F.cross_entropy(mean, y).item())
+
+
+def test_half_precision_logits_are_judged_in_the_width_of_their_covariance() -> None:
+    mean, y = torch.randn(4, 3).bfloat16(), torch.tensor([0, 1, 2, 0])
+    loss = RadiusLoss(sigma=0.5, reduction="none")
+    found = loss(Gaussian(mean, torch.eye(3)), y)
+    torch.testing.assert_close(found, loss(Gaussian(mean.float(), torch.eye(3)), y))
 
 
 def test_reference_loss_by_hand() -> None:
@@ -188,8 +200,9 @@ def test_moments_know_their_sigma_and_refuse_another() -> None:
         assert estimated_radius(out, torch.tensor(0.25)).shape == (5,)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match=r"sigma=0\.25 and .* sigma=0\.5: give"):
             estimated_radius(out, 0.5)
-        with pytest.raises(InvalidInput, match=r"with sigma=0\.25"):
-            RadiusLoss(0.5)(out, y)
+        for other in (0.5, 0.2501):
+            with pytest.raises(InvalidInput, match=r"with sigma=0\.25 "):
+                RadiusLoss(other)(out, y)
     assert len(prop(x)) == 2  # tensors only: what takes results apart wants no others
     assert stack.mean.shape == (2, 5, 3)
     assert stack.sigma is None

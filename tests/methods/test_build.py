@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from covprop import methods, noise
 from covprop.errors import InvalidInput
-from covprop.methods import METHODS, build
+from covprop.methods import METHODS, Radius, build
 from covprop.methods.base import draw, log_mean_softmax, logits_of
 
 SHAPE = (1, 6, 6)
@@ -127,6 +127,39 @@ def test_loss_stays_wide_under_autocast(
     assert losses.per_sample.dtype == torch.float32
     wide = _run(name, options, net, batch)
     torch.testing.assert_close(losses.per_sample, wide.per_sample, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian", {}),
+        ("macer", {"from_epoch": 2}),
+        ("macer", {"weight": 0.0}),
+        ("consistency", {"from_epoch": 2}),
+        ("smoothadv", {"steps": 1, "warmup": 3}),
+        ("radius", {"from_epoch": 2}),
+        ("radius", {"estimator": "shared", "from_epoch": 2}),
+        ("radius", {"weight": 0.0}),
+    ],
+)
+def test_the_phase_changes_when_the_loss_does(
+    name: str, options: dict, net: nn.Module, batch: Batch
+) -> None:
+    """Or a recorded step would go on past its epoch, or be recorded anew for nothing."""
+    x, method = batch[0], build(name, sigma=0.25, input_shape=SHAPE, **options)
+    pair = x, net(x).argmax(1)
+    phases = [methods.phase_of(method, epoch) for epoch in range(5)]
+    losses = [_run(name, options, net, pair, epoch=epoch).per_sample for epoch in range(5)]
+    for epoch in range(4):
+        same = torch.equal(losses[epoch], losses[epoch + 1])
+        assert (phases[epoch] == phases[epoch + 1]) == same
+
+
+@pytest.mark.parametrize(
+    "options", [{"estimator": "calibrated"}, {"estimator": "shared", "r_max": "estimated"}]
+)
+def test_steps_that_measure_have_no_phase(options: dict) -> None:
+    assert methods.phase_of(Radius(0.25, SHAPE, **options), 3) is None
 
 
 def test_two_processes_draw_what_one_would(net: nn.Module, batch: Batch) -> None:

@@ -23,6 +23,26 @@ def test_one_step_by_hand(net: nn.Module, batch: Batch) -> None:
         torch.testing.assert_close(found[i], x[i] + moved)
 
 
+def test_steps_that_end_within_the_ball_are_not_stretched(net: nn.Module, batch: Batch) -> None:
+    """Image by image: the first steps of ε/3 each stay inside, the last reach the sphere."""
+    x, y = batch
+    x = 0.4 + 0.2 * x  # away from 0 and 1
+    noise, size, lengths = 0.5 * torch.randn(5, 2, 1, 6, 6), 0.2, []
+    found = SmoothAdv(sigma=0.5, steps=6).attack(net, x, y, noise, size)
+    for i in range(5):
+        delta = torch.zeros(1, 6, 6)
+        for _ in range(6):
+            at = (x[i] + delta).requires_grad_(True)
+            p = F.softmax(net(at + noise[i]), dim=1)[:, y[i]].mean()
+            (slope,) = torch.autograd.grad(-p.log(), at)
+            delta = delta + size / 3 * slope / slope.norm()
+            delta = delta * min(1.0, size / delta.norm().item())
+            lengths.append(delta.norm().item())
+        torch.testing.assert_close(found[i], x[i] + delta)
+    assert min(lengths) < 0.4 * size
+    assert max(lengths) > 0.99 * size
+
+
 def test_attack_stays_in_its_ball_and_hurts(net: nn.Module, batch: Batch) -> None:
     x, y = batch
     noise = 0.25 * torch.randn(5, 4, 1, 6, 6)

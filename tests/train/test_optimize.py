@@ -18,17 +18,20 @@ def test_everything_is_decayed_unless_told_otherwise() -> None:
     assert [(len(g["params"]), g["weight_decay"]) for g in two.param_groups] == [(1, 0.1), (3, 0.0)]
 
 
-def test_sgd_is_the_update_rule() -> None:
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_the_update_rule(nesterov: bool) -> None:
     net = nn.Linear(1, 1, bias=False)
     w = net.weight.item()
-    sgd = optimizer(net, TrainOptions(epochs=1, lr=0.5, momentum=0.9, weight_decay=0.1))
+    options = TrainOptions(1, lr=0.5, momentum=0.8, weight_decay=0.1, nesterov=nesterov)
+    sgd = optimizer(net, options)
     velocity = 0.0
     for _ in range(3):
         sgd.zero_grad()
         net(torch.ones(1, 1)).sum().backward()
         sgd.step()
-        velocity = 0.9 * velocity + 1 + 0.1 * w
-        w -= 0.5 * velocity
+        slope = 1 + 0.1 * w
+        velocity = 0.8 * velocity + slope
+        w -= 0.5 * (slope + 0.8 * velocity if nesterov else velocity)
     assert net.weight.item() == pytest.approx(w, rel=1e-6)
 
 

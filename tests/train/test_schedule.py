@@ -77,6 +77,13 @@ def test_constant_with_warm_up_of_half_an_epoch() -> None:
     assert rates == pytest.approx([0.2 * min(1, (s + 1) / 3.5) for s in range(STEPS)])
 
 
+def test_step_and_linear_rise_too() -> None:
+    rise = [(s + 1) / (2 * STEPS) for s in range(2 * STEPS)] + [1.0] * (4 * STEPS)
+    for options in ({"schedule": "step", "milestones": (1, 4)}, {"schedule": "linear"}):
+        cold, warm = _rates(epochs=6, **options), _rates(epochs=6, warmup_epochs=2, **options)
+        assert warm == pytest.approx([r * rate for r, rate in zip(rise, cold, strict=True)])
+
+
 def test_linear_falls_to_zero_from_its_epoch() -> None:
     """Against torch's LambdaLR with the line written out."""
 

@@ -1,0 +1,82 @@
+"""The linearised margin at noisy points, against autograd point by point."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covprop.estimate.linearized import linearize, linearized
+
+COPIES = 4
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def points(images: int) -> Tensor:
+    """So far apart that the copies of an image do not agree on its class."""
+    return 3 * torch.randn(images * COPIES, 1, 3, 3, dtype=torch.float64)
+
+
+def by_hand(model: nn.Module, point: Tensor, a: int, b: int) -> tuple[float, float]:
+    """The margin of class a over b, and the squared norm of its gradient."""
+    at = point.clone().requires_grad_(True)
+    gap = model(at[None])[0, a] - model(at[None])[0, b]
+    gap.backward()
+    assert at.grad is not None
+    return gap.item(), at.grad.square().sum().item()
+
+
+def test_copies_share_the_top_two_of_their_mean() -> None:
+    model, at = net(), points(6)
+    found = linearize(model, at, 0.5, copies=COPIES)
+    own = model(at).argmax(1).view(6, COPIES)
+    assert (own != own[:, :1]).any()  # the first copy, or each for itself, would be another answer
+    for i in range(6):
+        rows = slice(i * COPIES, (i + 1) * COPIES)
+        a, b = model(at[rows]).mean(0).topk(2).indices.tolist()
+        assert found.top[rows].tolist() == [a] * COPIES
+        assert found.runner_up[rows].tolist() == [b] * COPIES
+        for j in range(rows.start, rows.stop):
+            gap, square = by_hand(model, at[j], a, b)
+            assert found.gap[j].item() == pytest.approx(gap, rel=1e-9)
+            assert found.var[j].item() == pytest.approx(0.25 * square, rel=1e-9)
+
+
+def test_noisy_points_are_averaged_image_by_image() -> None:
+    model, sigma = net(), 0.8
+    x = torch.rand(5, 1, 3, 3, dtype=torch.float64)
+    torch.manual_seed(1)
+    found = linearized(model, x, sigma, samples=COPIES)
+    torch.manual_seed(1)
+    at = x.repeat_interleave(COPIES, 0)
+    at = at + sigma * torch.randn_like(at)
+    for i in range(5):
+        copies = at[i * COPIES : (i + 1) * COPIES]
+        a, b = model(copies).mean(0).topk(2).indices.tolist()
+        each = [by_hand(model, point, a, b) for point in copies]
+        mean = sum(gap for gap, _ in each) / COPIES
+        var = sigma**2 * sum(square for _, square in each) / COPIES
+        assert (found.top[i].item(), found.runner_up[i].item()) == (a, b)
+        assert found.mean[i].item() == pytest.approx(mean, rel=1e-9)
+        assert found.var[i].item() == pytest.approx(var, rel=1e-9)
+        assert found.radius[i].item() == pytest.approx(sigma * mean / var**0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_the_graph_is_kept_where_it_is_asked_for(outer: bool) -> None:
+    model, at = net(), points(1)
+    with torch.set_grad_enabled(outer):
+        plain, kept = linearize(model, at, 0.5), linearize(model, at, 0.5, create_graph=True)
+    assert not any(value.requires_grad for value in plain)
+    assert [value.requires_grad for value in kept] == [True, True, True, False, False]
+    assert all(p.grad is None for p in model.parameters())
+    assert not at.requires_grad
+
+
+def test_half_precision_logits_are_subtracted_in_float32() -> None:
+    model, at = net().bfloat16(), points(2).bfloat16()
+    found = linearize(model, at, 0.5)
+    first, second = model(at).float().topk(2).values.unbind(1)
+    assert found.gap.dtype == found.var.dtype == torch.float32
+    torch.testing.assert_close(found.gap, (first - second).detach(), rtol=0, atol=0)
