@@ -1,8 +1,13 @@
 """What a classifier must return, said once."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from covprop.errors import InvalidInput
+
+Classifier = Callable[[Tensor], Tensor]
+"""From images to logits [batch, classes]: a module, or any function."""
 
 
 def as_logits(returned: object, images: int, model: str = "The model") -> Tensor:

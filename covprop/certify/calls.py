@@ -1,7 +1,7 @@
 """What `certify` and `predict` share: options checked, the way chosen, answers brought in order."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -13,9 +13,9 @@ from covprop.certify.bounds import Question, best_lower, certified_radius
 from covprop.certify.noise import block_size
 from covprop.certify.sample import Way, blocks_a_pass, device_of
 from covprop.errors import InvalidInput
+from covprop.logits import Classifier
 
 RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
-Classifier = Callable[[Tensor], Tensor]
 
 
 class Answer(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,15 +17,14 @@ from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
 from covprop.certify.sample import Sampler, Tallies, Way, check_images
 from covprop.errors import InvalidInput
+from covprop.logits import Classifier
 
 Source = Iterable[tuple[int, Tensor]]
 CHECKED = 64  # images that are checked together
 
 
 @contextmanager
-def opened(
-    model: Callable[[Tensor], Tensor], x: Tensor, way: Way, samples: int
-) -> Iterator[Engine]:
+def opened(model: Classifier, x: Tensor, way: Way, samples: int) -> Iterator[Engine]:
     """An engine for images like x, ready for about so many samples; the model in eval mode."""
     with Sampler(model, x, [0], way) as sampler:
         assert sampler.num_classes is not None
@@ -51,7 +50,7 @@ def opened(
 
 
 def settle(
-    model: Callable[[Tensor], Tensor],
+    model: Classifier,
     source: Source,
     procedure: Procedure,
     way: Way,

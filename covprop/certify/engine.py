@@ -25,6 +25,7 @@ from covprop.certify.affine import affine
 from covprop.certify.fold import folded
 from covprop.certify.philox import add_noise
 from covprop.errors import first_line
+from covprop.logits import Classifier
 
 if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
@@ -62,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Callable[[Tensor], Tensor],
+        model: Classifier,
         image_shape: Sequence[int],
         *,
         sigma: float,
@@ -80,7 +81,7 @@ class Engine:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.given, self.layout = model, layout
         self.model = _in_dtype(model, dtype, layout)
-        self.network: Callable[[Tensor], Tensor] = self._network
+        self.network: Classifier = self._network
 
         def room(*shape: int, kind: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
@@ -157,7 +158,7 @@ class Engine:
                 self.model, self.network = plain, self._network
                 self._capture()
 
-    def _simplified(self) -> Callable[[Tensor], Tensor]:
+    def _simplified(self) -> Classifier:
         """The network in fewer steps; weights that norms are folded into are rounded after that."""
         half = self.dtype is not None and self.dtype.itemsize == 2
         cudnn = torch.backends.cudnn
@@ -244,8 +245,8 @@ def _tuned() -> Iterator[None]:
 
 
 def _in_dtype(
-    model: Callable[[Tensor], Tensor], dtype: torch.dtype | None, layout: torch.memory_format
-) -> Callable[[Tensor], Tensor]:
+    model: Classifier, dtype: torch.dtype | None, layout: torch.memory_format
+) -> Classifier:
     """A copy whose convolutions and linear layers hold their weights as autocast would cast them.
 
     Casting them in every pass would be one kernel a layer; all other numbers stay as they are.

@@ -14,7 +14,6 @@ norms as a factor and a shift.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -24,13 +23,13 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from covprop.certify.affine import Affine, affine
 from covprop.certify.convolution import conv_relu, first_conv, is_few
+from covprop.logits import Classifier
 
 SUMS = (operator.add, operator.iadd, torch.add)
 RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
 EVEN = 8  # channels come in so many where cuDNN does more than a convolution in half precision
 CLOSE = 0.01  # of the logits; folding rounds, and convolutions round to TF32
 Node = Any  # fx declares a node's arguments to be almost anything
-Model = Callable[[Tensor], Tensor]
 
 
 class ConvReLU(nn.Conv2d):
@@ -87,7 +86,7 @@ class _Tracer(fx.Tracer):
 
 
 @torch.no_grad()
-def folded(model: Model, sample: Tensor) -> Model:
+def folded(model: Classifier, sample: Tensor) -> Classifier:
     """A copy of a module with fewer steps; `sample` is a batch like those it will be given.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()

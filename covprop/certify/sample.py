@@ -5,7 +5,7 @@ waited for between two forward passes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.errors import InvalidInput
-from covprop.logits import as_logits
+from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
 from covprop.pixels import check_range
@@ -95,7 +95,7 @@ class Sampler:
 
     def __init__(
         self,
-        model: Callable[[Tensor], Tensor],
+        model: Classifier,
         x: Tensor,
         index: list[int],
         way: Way,
@@ -233,9 +233,7 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     check_range(x, value_range)
 
 
-def device_of(
-    model: Callable[[Tensor], Tensor], x: Tensor, device: torch.device | str | None
-) -> torch.device:
+def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:
     """The one given, else where the model's tensors are, else where the images are."""
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)

@@ -26,7 +26,6 @@ from covprop.certify.bounds import (
     sample_warning,
 )
 from covprop.certify.calls import (
-    Classifier,
     check_labels,
     check_options,
     first,
@@ -36,6 +35,7 @@ from covprop.certify.calls import (
 from covprop.certify.each import Certifying, Predicting, Source, settle, stack
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.sample import Sampler, Way, as_index, check_images
+from covprop.logits import Classifier
 
 ABSTAIN = -1
 

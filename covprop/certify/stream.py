@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from covprop.certify.bounds import looks
-from covprop.certify.calls import Classifier, check_labels, check_options, on_fast_path
+from covprop.certify.calls import check_labels, check_options, on_fast_path
 from covprop.certify.each import Source
 from covprop.certify.noise import block_size
 from covprop.certify.sample import Way
@@ -21,6 +21,7 @@ from covprop.certify.smooth import (
     predict,
     predict_queue,
 )
+from covprop.logits import Classifier
 
 
 def certify_each(
