@@ -56,7 +56,8 @@ def margin(
         value_range: what pixels must lie in, as in `certify`; None for inputs on another scale,
             on which σ and radii are then measured. With `create_graph` nothing is checked.
         options: of the estimator: `settings` (shared, calibrated), `samples` (calibrated,
-            linearized, sampled), `create_graph` (linearized, for training).
+            linearized, sampled), `create_graph` (linearized, for training), `chunk` and
+            `generator` (sampled).
 
     Example:
         >>> import torch
