@@ -153,6 +153,10 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
             f"{classes} classes; its function may take num_classes and image_shape as parameters."
         )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput(
+            f'Model "{name}" has no parameter to train; leave requires_grad set for some.'
+        )
 
 
 def build_method(

@@ -148,6 +148,9 @@ from torch import nn
 def linear(inputs=64, outputs=10):
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
 
+def frozen():
+    return linear().requires_grad_(False)
+
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
@@ -169,6 +172,7 @@ class Quits(Two):
         ({"name": "linear", "inputs": 65}, "fails on an image of 1×8×8 with RuntimeError: mat1"),
         ({"name": "linear", "outputs": 9}, r"returns 9 logits for an image, but .* 10 classes"),
         ({"name": "linear", "outputs": 11}, r"returns 11 logits for an image, but .* 10 classes"),
+        ({"name": "frozen"}, r'Model ".*:frozen" has no parameter to train'),
         (
             {"name": "Two"},
             r'Model ".*:Two" must return one tensor of logits .* a batch of 1 it returned a tuple',
