@@ -9,9 +9,14 @@ import torch
 from covprop.errors import InvalidInput
 
 
-def place() -> tuple[int, int]:
-    """Rank and number of processes; (0, 1) for one alone."""
+def rank_and_world() -> tuple[int, int]:
+    """This process's number and how many torchrun started; (0, 1) for one alone."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this is the process that talks and writes for all."""
+    return rank_and_world()[0] == 0
 
 
 def choose_device(name: str) -> torch.device:
@@ -30,7 +35,7 @@ def choose_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise InvalidInput(f'Device "{name}" needs CUDA, which is not available; use cpu.')
     # One process alone may choose; several on one GPU could not talk to each other.
-    several = place()[1] > 1 and "LOCAL_RANK" in os.environ
+    several = rank_and_world()[1] > 1 and "LOCAL_RANK" in os.environ
     index = int(os.environ["LOCAL_RANK"]) if several else device.index or 0
     count = torch.cuda.device_count()
     if index >= count:

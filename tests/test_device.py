@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from covprop.device import choose_device, place
+from covprop.device import choose_device, is_first, rank_and_world
 from covprop.errors import InvalidInput
 
 
@@ -24,7 +24,8 @@ def test_a_missing_gpu_is_named() -> None:
 def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert place() == (0, 1)
+    assert rank_and_world() == (0, 1)
+    assert is_first()
     assert [choose_device(name) for name in ("auto", "cuda", "cuda:1")] == [
         torch.device("cuda", index) for index in (0, 0, 1)
     ]
@@ -32,7 +33,8 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         choose_device("cuda:2")
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert place() == (3, 4)
+    assert rank_and_world() == (3, 4)
+    assert not is_first()
     assert choose_device("cuda") == torch.device("cuda", 1)
     assert choose_device("cpu") == torch.device("cpu")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from covprop.cli.subject import groups, warn
-from covprop.device import place
+from covprop.device import is_first, rank_and_world
 from covprop.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def fill_log(
 
     if path.suffix != ".tsv":
         raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
-    rank, world = place()
+    rank, world = rank_and_world()
     with Log(path, settings, kind, rank=rank, world=world) as log:
         share = positions[rank::world]
         todo = [i for i in share if i not in log.done]
@@ -93,7 +93,7 @@ def progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    if place()[0] != 0:
+    if not is_first():
         yield lambda size: None
         return
     console = Console(stderr=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from covprop.device import place
+from covprop.device import is_first
 from covprop.errors import CovpropError, InvalidInput
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _in_full(dataset: str) -> str:
 
 def warn(message: str) -> None:
     """One line on stderr, said by the first process only."""
-    if place()[0] == 0:
+    if is_first():
         typer.echo(f"covprop: warning: {message}", err=True)
 
 

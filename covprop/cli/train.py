@@ -86,10 +86,10 @@ def train(
     metrics.jsonl (a row an epoch), model.safetensors (the weights) and state.pt (to go on).
     Killed or stopped at any moment, the same command goes on exactly where it was.
     """
-    from covprop.device import place
+    from covprop.device import is_first
 
     folder = train_recipe("train", recipe, set_, out, data, restart, epochs)
-    if place()[0] == 0:
+    if is_first():
         typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
 
 
@@ -105,7 +105,7 @@ def train_recipe(
     """What every verb that trains does; returns the run folder."""
     from rich.console import Console
 
-    from covprop.device import place
+    from covprop.device import is_first
     from covprop.errors import CovpropError
     from covprop.train import Interrupted, load
     from covprop.train import train as run
@@ -119,7 +119,7 @@ def train_recipe(
         folder = out or Path("runs") / _run_name(recipe, find(recipe))
         run(checked, folder, data_root=data, restart=restart, console=Console())
     except Interrupted as stopped:
-        if place()[0] == 0:
+        if is_first():
             again = ["covprop", verb, recipe]
             again += [word for item in set_ or [] for word in ("--set", item)]
             again += ["--epochs", str(epochs)] if epochs else []
@@ -127,7 +127,7 @@ def train_recipe(
             typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
         raise typer.Exit(128 + stopped.signum) from None
     except CovpropError:
-        if place()[0] != 0:  # the first process says it for all
+        if not is_first():  # the first process says it for all
             raise typer.Exit(2) from None
         raise
     return folder

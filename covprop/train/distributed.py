@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from covprop.device import choose_device, place
+from covprop.device import choose_device, rank_and_world
 from covprop.errors import CovpropError
 
 
@@ -65,7 +65,7 @@ class World:
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the processes that torchrun started, or be alone; see `choose_device` for `device`."""
-    rank, size = place()
+    rank, size = rank_and_world()
     chosen = choose_device(device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
