@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import nn
 
@@ -12,7 +12,9 @@ from torch import nn
 def switched(model: nn.Module, training: bool) -> Iterator[None]:
     """The model in another mode, every module's own mode restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    # A program of torch.export has its mode in its graph and refuses to be asked.
+    with suppress(NotImplementedError):
+        model.train(training)
     try:
         yield
     finally:

@@ -12,6 +12,8 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
 
     On the command line images are 8-bit pixels over 255: only a caller in Python meets the error.
     """
+    if x.is_meta:
+        raise InvalidInput("the images are on the meta device, where there are no numbers.")
     if value_range is None or x.numel() == 0:
         return
     low, high = (float(v) for v in x.aminmax())

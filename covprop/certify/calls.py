@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covprop.certify.bounds import Question, best_lower, certified_radius
 from covprop.certify.noise import block_size
-from covprop.certify.sample import Way, blocks_a_pass, device_of
+from covprop.certify.sample import Way, blocks_a_pass, device_of, dtype_of
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 
@@ -29,6 +29,8 @@ Result = TypeVar("Result", bound=Answer)
 
 def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samples: int) -> bool:
     """Whether passes are replayed: as told, else on a GPU where recording one pays."""
+    if dtype_of(model) not in (torch.float32, way.dtype):  # a recorded pass casts to `dtype` only
+        return False
     if fast is not None:
         return fast
     shape = tuple(x.shape[-3:])

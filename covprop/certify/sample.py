@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, first_line
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
@@ -102,8 +102,13 @@ class Sampler:
     ) -> None:
         check_images(x, way.value_range)
         self.device = device_of(model, x, way.device)
+        if self.device.type == "meta":
+            raise InvalidInput(
+                "the model is on the meta device, where there are no numbers; give it weights first"
+            )
         self.model, self.index, self.num_classes = model, index, way.num_classes
         self.sigma, self.seed, self.soft, self.dtype = way.sigma, way.seed, way.soft, way.dtype
+        self.own = dtype_of(model)
         self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images = len(self.x)
         self.block = block_size(tuple(self.x.shape[1:]))
@@ -197,6 +202,7 @@ class Sampler:
         if self.channels_last:
             # `contiguous` would leave images of one channel as they are, and the layers with them.
             noisy = torch.empty_like(noisy, memory_format=torch.channels_last).copy_(noisy)
+        noisy = noisy.to(self.own)  # noise is drawn in float32, whatever the network computes in
         if self.dtype in (None, torch.float32):
             return as_logits(self.model(noisy), len(noisy)).float()
         with torch.autocast(self.device.type, dtype=self.dtype):
@@ -215,12 +221,27 @@ class Sampler:
             logits = self._logits(sample)
         except RuntimeError:
             self.channels_last = False
-            logits = self._logits(sample)
+            logits = self._plain_logits(sample)
+        if logits.shape[1] < 2:  # its argmax would be 0 whatever the noise: the largest certificate
+            raise InvalidInput(
+                "the model returns a single output for an image, of which no class can be read; "
+                "make it two logits by stacking it with zeros, as torch.cat([0 * out, out], 1)"
+            )
         if self.num_classes not in (None, logits.shape[1]):
             raise InvalidInput(
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
+
+    def _plain_logits(self, sample: Tensor) -> Tensor:
+        try:
+            return self._logits(sample)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"the model fails on images of shape {list(sample.shape[1:])}: {first_line(error)}"
+            ) from error
 
 
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
@@ -228,7 +249,8 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
         raise InvalidInput(
             f"x must be float images [c, h, w] or [b, c, h, w], "
-            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}; other inputs of n numbers "
+            f"go in as [b, n, 1, 1], with nn.Flatten as the first layer of the model"
         )
     check_range(x, value_range)
 
@@ -239,6 +261,13 @@ def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
     return torch.device(x.device if device is None else device)
+
+
+def dtype_of(model: Classifier) -> torch.dtype:
+    """What a module's weights are all in; float32 where they differ or there are none."""
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    found = {p.dtype for p in weights if p.is_floating_point()}
+    return found.pop() if len(found) == 1 else torch.float32
 
 
 def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[int]:

@@ -1,0 +1,84 @@
+"""Networks as engineers have them: of any precision, exported, with one output, without weights."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop
+from covprop.errors import InvalidInput
+
+X = torch.full((2, 1, 4, 4), 0.8)
+
+
+def network(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, outputs)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fast", [None, True])
+def test_a_network_of_another_precision_is_certified_as_that_in_float32(
+    dtype: torch.dtype, fast: bool | None
+) -> None:
+    plain = covprop.certify(network(), X, sigma=0.25, n=500, num_classes=3)
+    model = network().to(dtype)
+    for x in (X, X.to(dtype)):
+        found = covprop.certify(model, x, sigma=0.25, n=500, num_classes=3, fast=fast)
+        assert found.prediction.tolist() == plain.prediction.tolist()
+        # The same noise: counts differ by samples next to the boundary alone.
+        assert (found.count - plain.count).abs().max() <= (1 if dtype is torch.float64 else 15)
+    voted = covprop.predict(model, X, sigma=0.25, n=500, fast=fast)
+    assert voted.prediction.tolist() == plain.prediction.tolist()
+
+
+def test_a_single_output_certifies_nothing() -> None:
+    for classes in (None, 1):
+        with pytest.raises(InvalidInput, match=r"single output .* stacking it with zeros"):
+            covprop.certify(network(1), X, sigma=0.25, n=100, num_classes=classes)
+    with pytest.raises(InvalidInput, match="single output"):
+        covprop.predict(network(1), X, sigma=0.25, n=100)
+
+    one = network(1).eval()
+
+    def two(x: Tensor) -> Tensor:
+        out = one(x)
+        return torch.cat([0 * out, out], 1)
+
+    found = covprop.certify(two, X, sigma=0.25, n=100, alpha=0.01)
+    assert (found.prediction == (one(X)[:, 0] > 0).long()).all()
+
+
+def test_an_exported_program_is_certified_as_its_network() -> None:
+    model = network().eval()
+    program = torch.export.export(
+        model,
+        (X.new_zeros(2, 1, 4, 4),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=2)},),
+        strict=False,
+    ).module()
+    expected = covprop.certify(model, X, sigma=0.25, n=200)
+    assert torch.equal(covprop.certify(program, X, sigma=0.25, n=200).count, expected.count)
+
+
+def test_what_a_network_cannot_take_is_one_sentence() -> None:
+    with pytest.raises(InvalidInput, match=r"fails on images of shape \[3, 4, 4\]: .*channels"):
+        covprop.certify(network(), torch.rand(2, 3, 4, 4), sigma=0.25, n=100)
+    with pytest.raises(InvalidInput, match=r"\[2, 5\]; other inputs .* nn.Flatten"):
+        covprop.certify(nn.Linear(5, 3), torch.rand(2, 5), sigma=0.25, n=100)
+    table = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
+    rows = torch.randn(2, 5)[:, :, None, None]
+    found = covprop.certify(table, rows, sigma=0.01, n=100, alpha=0.01, value_range=None)
+    assert found.prediction.tolist() == table(rows).argmax(1).tolist()
+
+
+def test_the_meta_device_holds_no_numbers() -> None:
+    with torch.device("meta"):
+        empty = network()
+    with pytest.raises(InvalidInput, match="model is on the meta device"):
+        covprop.certify(empty, X, sigma=0.25, n=100)
+    with pytest.raises(InvalidInput, match="images are on the meta device"):
+        covprop.certify(network(), X.to("meta"), sigma=0.25, n=100)
+    with pytest.raises(InvalidInput, match="images are on the meta device"):
+        covprop.margin(network(), X.to("meta"), sigma=0.25)
