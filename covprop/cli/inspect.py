@@ -1,11 +1,12 @@
 """`covprop inspect`: the paper's figures and layer tables, on one's own network."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from covprop.cli import options
+from covprop.errors import InvalidInput, UnsupportedModel
 
 if TYPE_CHECKING:
     from covprop.inspect import Exhibit
@@ -70,7 +71,6 @@ def inspect(
 
     from covprop.cli.subject import groups, open_subject
     from covprop.device import choose_device
-    from covprop.errors import UnsupportedModel
     from covprop.inspect import exhibits, write
     from covprop.propagate.settings import PAPER
 
@@ -83,10 +83,12 @@ def inspect(
     positions += [i for i in wanted if i not in positions and 0 <= i < len(pictures)]
     missing = [i for i in wanted if i not in positions]
     if missing:
-        _refuse(f"--images names {missing[0]}, but there are {len(pictures)} images, from 0 on.")
+        raise InvalidInput(
+            f"--images names {missing[0]}, but there are {len(pictures)} images, from 0 on."
+        )
     pair = _numbers(channels, "--channels")
     if channels is not None and len(pair) != 2:
-        _refuse(f'--channels is "{channels}": give two numbers, such as 0,3.')
+        raise InvalidInput(f'--channels is "{channels}": give two numbers, such as 0,3.')
     ((batch, _),) = groups(pictures, positions, len(positions), where)
     torch.manual_seed(seed)
     try:
@@ -107,24 +109,20 @@ def inspect(
             parts=[part.strip() for part in show.split(",")],
         )
     except UnsupportedModel as error:
-        _refuse(f"{error}\nAs it is, `covprop explore` and `covprop estimate` take this network.")
+        raise InvalidInput(
+            f"{error}\nAs it is, `covprop explore` and `covprop estimate` take this network."
+        ) from error
     _print_layers(shown)
     folder = out or subject.folder / f"{subject.stem}inspect"
     title = f"Inside {subject.arch} on {subject.dataset}, σ = {level:g}"
     typer.echo(str(write(shown, folder, title)[-1]))
 
 
-def _refuse(sentence: str) -> NoReturn:
-    from covprop.errors import InvalidInput
-
-    raise InvalidInput(sentence)
-
-
 def _numbers(text: str | None, option: str) -> list[int]:
     """ "0,12,40" as numbers."""
     words = [word.strip() for word in text.split(",")] if text else []
     if not all(word.isdigit() for word in words):
-        _refuse(f'{option} is "{text}": give numbers with commas between, such as 0,12.')
+        raise InvalidInput(f'{option} is "{text}": give numbers with commas between, such as 0,12.')
     return [int(word) for word in words]
 
 
