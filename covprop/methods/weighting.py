@@ -144,7 +144,7 @@ class RadiusWeights:
             return None
         generator = torch.Generator().manual_seed(noise.seed_of(seed, "order", epoch))
         # On the CPU, so that an order does not depend on how a GPU rounds.
-        return draw(self._weights(self.start, self.start).clamp(min=self.low), generator)
+        return resample(self._weights(self.start, self.start).clamp(min=self.low), generator)
 
     def update(self, index: Tensor, radius: Tensor) -> None:
         """Take in the radii of a batch; `index` are the images' places in the training set.
@@ -196,14 +196,14 @@ class RadiusWeights:
         self.start = state.get("start", radius).cpu()
 
 
-def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+def resample(weights: Tensor, generator: torch.Generator) -> Tensor:
     """As many numbers of images as there are, each image in proportion to its weight.
 
     Systematic resampling: with p the weights [n], scaled to mean 1, image i comes ⌊pᵢ⌋ or ⌈pᵢ⌉
     times, on average pᵢ times. The order is random, with the copies of an image evenly apart.
 
     Example:
-        >>> draw(torch.tensor([3.0, 0.0, 1.0, 0.0]), torch.Generator().manual_seed(0)).tolist()
+        >>> resample(torch.tensor([3.0, 0.0, 1.0, 0.0]), torch.Generator().manual_seed(0)).tolist()
         [0, 2, 0, 0]
     """
     images = torch.randperm(len(weights), generator=generator)

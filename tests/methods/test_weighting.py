@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.methods import Consistency, Gaussian, Losses, Radius, RadiusWeights, WithRadius
-from covprop.methods.weighting import draw
+from covprop.methods.weighting import resample
 from covprop.propagate.propagator import Propagator
 
 SHAPE = (1, 6, 6)
@@ -31,6 +31,15 @@ def test_weights_by_hand() -> None:
     expected = torch.tensor(_by_hand(radii, 0.1, 2.0, -0.3))
     assert expected[[2, 3, 4]].tolist() == pytest.approx([0.1, 0.1, 0.0])  # clipped, kept, dropped
     torch.testing.assert_close(weights.of(ALL, epoch=0), expected)
+
+
+@pytest.mark.parametrize("scale", [2.0**-9, 1.0, 2.0**9])
+def test_a_weight_is_a_share_of_the_mean_of_all_images(scale: float) -> None:
+    """Whatever else is in the batch, and however large radii are; the bound itself is kept."""
+    weights = RadiusWeights(6, drop_below=-0.5, from_epoch=0)
+    weights.update(ALL, scale * torch.tensor([2.0, 2.5, 1.5, 0.0, -0.5, -0.5625]))  # mean 1
+    assert weights.of(ALL, epoch=0).tolist() == pytest.approx([2.0, 2.0, 1.5, 0.1, 0.1, 0.0])
+    assert weights.of(torch.tensor([5, 2]), epoch=0).tolist() == pytest.approx([0.0, 1.5])
 
 
 def test_radii_are_averaged_over_epochs() -> None:
@@ -83,7 +92,7 @@ def test_images_are_drawn_in_proportion_to_their_weights() -> None:
     share = [Fraction(w) * 8 / sum(map(Fraction, weights.tolist())) for w in weights.tolist()]
     total, epochs = [0] * 8, 4000
     for seed in range(epochs):
-        order = draw(weights, torch.Generator().manual_seed(seed)).tolist()
+        order = resample(weights, torch.Generator().manual_seed(seed)).tolist()
         counts = [order.count(i) for i in range(8)]
         assert sum(counts) == 8
         assert all(math.floor(p) <= c <= math.ceil(p) for c, p in zip(counts, share, strict=True))
@@ -96,7 +105,7 @@ def test_images_are_drawn_in_proportion_to_their_weights() -> None:
 def test_equal_weights_draw_every_image_once_in_any_order() -> None:
     first = []
     for seed in range(300):
-        order = draw(torch.full((6,), 0.3), torch.Generator().manual_seed(seed)).tolist()
+        order = resample(torch.full((6,), 0.3), torch.Generator().manual_seed(seed)).tolist()
         assert sorted(order) == list(range(6))
         first.append(order[0])
     assert all(first.count(i) > 25 for i in range(6))  # 50 expected; 25 is 3.9 deviations away
@@ -104,7 +113,7 @@ def test_equal_weights_draw_every_image_once_in_any_order() -> None:
 
 def test_copies_lie_apart() -> None:
     weights = torch.tensor([4.0] * 10 + [0.0] * 30)
-    order = draw(weights, torch.Generator().manual_seed(0)).view(4, 10)
+    order = resample(weights, torch.Generator().manual_seed(0)).view(4, 10)
     assert all(sorted(quarter) == list(range(10)) for quarter in order.tolist())
 
 
