@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from covprop.data.images import Images, official_images
+from covprop.data.images import TEST_EVERY, Images, official_images
 from covprop.data.registry import Facts
-
-TEST_EVERY = 5
 
 
 def read(facts: Facts, split: str) -> Images:

@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covprop.data.images import check_labels
+from covprop.data.images import TEST_EVERY, check_labels
 from covprop.data.locate import Found, locate
 from covprop.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts
 from covprop.errors import InvalidInput
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-TEST_EVERY = 5
 Item = tuple[str, int]  # path below the folder, label
 
 

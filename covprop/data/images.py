@@ -11,6 +11,9 @@ from torch import Tensor
 from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
 
+TEST_EVERY = 5
+"""Of a set that comes without a test split, every fifth image is a test image."""
+
 
 @dataclass(eq=False)
 class Images:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covprop.data.images import Images, make_images
+from covprop.data.images import TEST_EVERY, Images, make_images
 from covprop.errors import InvalidInput
 
-TEST_EVERY = 5
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
