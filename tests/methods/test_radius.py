@@ -75,6 +75,7 @@ def test_reference_preset_by_hand(net: nn.Module, batch: Batch) -> None:
             p = (16 * out.mean[i]).softmax(0).double()
             width = NormalDist().inv_cdf(p[a].item()) - NormalDist().inv_cdf(p[b].item())
             expected += 2.0 * (max(0.0, 8 - gap.item()) + max(0.0, 8 - width))
+            assert losses.radius[i].item() == pytest.approx(0.25 * gap.item(), rel=1e-3)
         assert losses.per_sample[i].item() == pytest.approx(expected, rel=1e-3)
 
 

@@ -27,7 +27,8 @@ def _by_hand(radii: list[float], low: float, high: float, drop_below: float) -> 
 def test_weights_by_hand() -> None:
     weights = RadiusWeights(6, from_epoch=0)
     radii = [0.9, 0.5, 0.02, -0.05, -0.4, 0.3]
-    weights.update(ALL, torch.tensor(radii))
+    weights.update(ALL, torch.tensor(radii, requires_grad=True))
+    assert not weights.of(ALL, epoch=0).requires_grad  # no weight carries a gradient
     expected = torch.tensor(_by_hand(radii, 0.1, 2.0, -0.3))
     assert expected[[2, 3, 4]].tolist() == pytest.approx([0.1, 0.1, 0.0])  # clipped, kept, dropped
     torch.testing.assert_close(weights.of(ALL, epoch=0), expected)
