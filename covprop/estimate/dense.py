@@ -23,6 +23,7 @@ from covprop.estimate.result import Margin, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import HermiteActivation, hermite
 from covprop.mode import switched
+from covprop.propagate.hooks import refuse_hooked_weights
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Layer
 from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
@@ -192,6 +193,7 @@ def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     """The joint covariance over all units, in float64 on the CPU, in eval mode."""
+    refuse_hooked_weights(model)  # nor can they be copied
     twin = copy.deepcopy(model).double().cpu()
     plan = build(twin, tuple(x.shape[1:]), PAPER)
     means, covs = [], []

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
 from covprop.mode import switched
 from covprop.propagate.plan import Plan, Step
-from covprop.propagate.registry import Call, Layer, describe, option
+from covprop.propagate.registry import Call, Layer, describe, kind, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
@@ -137,18 +138,30 @@ def _absolute(step: Step, values: list[Any], slot: int, radius: Tensor) -> Tenso
     """|A| r for a convolution, a linear layer or x @ W."""
     values = _with(values, {slot: radius})
     if isinstance(step.target, nn.Module):
-        named = dict(step.target.named_parameters())
+        layer = plain(step.target)
+        named = dict(layer.named_parameters())
         state = {
             name: torch.zeros_like(p) if name.endswith("bias") else p.abs()
             for name, p in named.items()
         }
-        return torch.func.functional_call(step.target, state, (radius,))
+        return torch.func.functional_call(layer, state, (radius,))
     call = step.layer(values)
     assert isinstance(call, Call)
     args = [_magnitude(place, arg) for place, arg in enumerate(call.args)]
     return call.function(
         *args, **{name: _magnitude(name, arg) for name, arg in call.kwargs.items()}
     )
+
+
+def plain(layer: nn.Module) -> nn.Module:
+    """A layer with a weight and a bias; parametrized, one of its plain type with what it makes of
+    them (torch takes parametrizations off a type, and with it off every copy of the layer)."""
+    if not parametrize.is_parametrized(layer):
+        return layer
+    twin = object.__new__(kind(layer))
+    made = {name: getattr(layer, name) for name in ("weight", "bias")}
+    vars(twin).update({**vars(layer), "_parameters": made, "_modules": {}})
+    return twin
 
 
 def _magnitude(key: int | str, arg: Any) -> Any:

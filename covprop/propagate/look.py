@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import Fault, explain
+from covprop.propagate.hooks import CHANGES, WRITE_OUT, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule
 from covprop.propagate.settings import Settings
@@ -45,8 +46,16 @@ class Look(nn.Module):
     def look(self, step: Step, values: list[Any]) -> Any:
         """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
         tensors cannot (branch on its data); it is then taken to keep its input's shape."""
+        target = step.target
         try:
-            return step.run(values)
+            if not isinstance(target, nn.Module):
+                return step.run(values)
+            with watched(target) as watch:
+                value = step.run(values)
+            if watch.changed(fill(step.args, values), value):
+                where = (step.name, describe(step.operation), step.where)
+                self.faults.append(Fault(*where, CHANGES, WRITE_OUT))
+            return value
         except RuntimeError as error:
             own = isinstance(step.target, nn.Module) and has_rule(step.target)
             if not (own and "meta tensor" in str(error)):

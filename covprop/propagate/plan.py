@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
-from covprop.propagate.registry import Call, Layer, Rule, Unsupported, channel_std
+from covprop.propagate.registry import Call, Layer, Rule, Unsupported, channel_std, kind
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
@@ -75,7 +75,7 @@ class Step:
     @property
     def operation(self) -> Any:
         """What a rule is registered for: the type of a module, or the function itself."""
-        return type(self.target) if isinstance(self.target, nn.Module) else self.target
+        return kind(self.target) if isinstance(self.target, nn.Module) else self.target
 
     def run(self, values: list[Any]) -> Any:
         """The step itself, on plain values."""

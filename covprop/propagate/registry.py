@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 Operation = type[nn.Module] | Callable[..., Any]
 """What a rule is registered for: a type of module, or a function."""
@@ -170,7 +171,13 @@ def find(operation: Operation) -> Rule | None:
 
 def has_rule(module: nn.Module) -> bool:
     """Whether a module is one step of the propagation, rather than traced into."""
-    return type(module) in _RULES
+    return kind(module) in _RULES
+
+
+def kind(module: nn.Module) -> type[nn.Module]:
+    """A module's type; where its weights are parametrized (weight norm, spectral norm) the type
+    it had before: the rules read the weight that comes out."""
+    return parametrize.type_before_parametrizations(module)
 
 
 def registered() -> Iterable[Operation]:

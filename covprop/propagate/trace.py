@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
+from covprop.propagate.hooks import refuse_hooked_weights, root_hooks
 from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
@@ -57,6 +58,16 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     """The model's fx graph, with every argument after the first at its default, and the tensors
     that forward makes itself (which fx leaves on the model as attributes: taken off again)."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is TorchScript, which torch.fx cannot trace: give the module "
+            "that it was made from."
+        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} hides the network from torch.fx: give its .module, and wrap "
+            "the propagator in its place."
+        )
     before = set(vars(model))
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     needed = [
@@ -146,6 +157,8 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
 
     The model is not run: parameters and buffers are replaced by meta tensors for the look.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    refuse_hooked_weights(model)
     steps, output = flatten_graph(model, *trace(model))
     two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
     faults = [*two.faults, *hidden_writes(steps, two.values, output)]
@@ -157,6 +170,8 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
             f"{type(model).__name__} must return one tensor of logits [batch, classes] computed "
             "from its input; wrap it in a module that does."
         )
+    if faults := root_hooks(model, two.values[0], logits):
+        raise unsupported(type(model).__name__, faults)
     done = [
         replace(step, size=same_number(a, b))
         for step, a, b in zip(two.done, two.values[1:], three.values[1:], strict=True)

@@ -1,0 +1,94 @@
+"""Hooks that change what a network computes: a trace does not see them, so no rule knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from covprop.propagate.faults import Fault, unsupported
+from covprop.propagate.registry import describe, kind
+
+CHANGES = "a hook changes what goes in or comes out, which no rule knows of"
+WRITE_OUT = "write into forward what the hook does, or remove it"
+
+
+def refuse_hooked_weights(model: nn.Module) -> None:
+    """Refuse weights that a hook sets before each forward pass (weight_norm and spectral_norm of
+    torch.nn.utils, pruning): a covariance would be made of those of the last pass."""
+    faults = []
+    for name, module in model.named_modules():
+        own = {key for key, _ in module.named_parameters(recurse=False)}
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and {f"{key}_orig", f"{key}_g"} & own:
+                why = f"its {key} is set anew by a hook before each forward pass"
+                remedy = (
+                    "take weight_norm or spectral_norm of torch.nn.utils.parametrizations; pruning "
+                    "is made permanent by torch.nn.utils.prune.remove"
+                )
+                faults.append(Fault(name, describe(kind(module)), "", why, remedy))
+    if faults:
+        raise unsupported(type(model).__name__, faults)
+
+
+class Watch:
+    """What a module's own forward was given and returned, whatever its hooks made of it."""
+
+    def __init__(self) -> None:
+        self.given: tuple[Any, ...] = ()
+        self.returned: Any = None
+
+    def changed(self, args: tuple[Any, ...], value: Any) -> bool:
+        """Whether hooks exchanged the arguments or the value of the call."""
+        exchanged = any(a is not b for a, b in zip(args, self.given, strict=False))
+        return exchanged or value is not self.returned
+
+
+@contextmanager
+def watched(module: nn.Module) -> Iterator[Watch]:
+    """Stand between a module's forward and the hooks around it."""
+    watch = Watch()
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> None:
+        watch.given = args
+
+    def after(_: nn.Module, args: tuple[Any, ...], value: Any) -> None:
+        watch.returned = value
+
+    handles = [
+        module.register_forward_pre_hook(before),
+        module.register_forward_hook(after, prepend=True),
+    ]
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
+    """A fault if hooks of the model itself, which a trace passes over, change image or logits."""
+    whole = _Bare(model, logits)
+    with watched(whole) as watch:
+        value = whole(x)
+    if not watch.changed((x,), value):
+        return []
+    return [Fault("the model", type(model).__name__, "", CHANGES, WRITE_OUT)]
+
+
+class _Bare(nn.Module):
+    """The hooks of a model around nothing: it returns known logits, for any image."""
+
+    def __init__(self, model: nn.Module, logits: Tensor) -> None:
+        super().__init__()
+        for name in (
+            *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+            *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+        ):
+            setattr(self, name, getattr(model, name).copy())
+        self.logits = logits
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return self.logits
