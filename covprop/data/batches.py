@@ -186,8 +186,8 @@ def _decoded(
     augment: str,
     count: int,
 ) -> Iterator[Batch]:
-    workers = take(data, augment, count)
     places = [range(s.first + s.low, s.first + s.high) for s in slices]
+    workers = take(data, augment, count, max(map(len, places), default=0))
     decoded = workers.decode(order.numpy(), places, seeds)
     order, labels = order.to(device), data.labels.to(device)
     for here in places:
@@ -201,4 +201,4 @@ def _decoded(
             done += len(pixels)
         index = order[here.start : here.stop]
         yield Batch(index, x.mul_(LEVEL), labels[index])
-    give_back(workers, data, augment, count)  # not after an error, nor where an epoch was cut short
+    give_back(data, workers)  # not after an error, nor where an epoch was cut short

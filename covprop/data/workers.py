@@ -5,6 +5,7 @@ fresh pages for every batch takes the system about as long as decoding them take
 """
 
 import hashlib
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from covprop.data.folders import FolderImages
 from covprop.errors import InvalidInput
 
 AHEAD = 2
-"""Chunks that wait in line for each process."""
+"""Batches that are decoded ahead, and chunks for each process if that is more."""
 
 
 class _Task(NamedTuple):
@@ -41,16 +42,18 @@ def mix(*parts: int) -> int:
 
 
 class Workers:
-    """`count` processes that decode the images of `data` (0: this one does), `size` at a time."""
+    """`count` processes that decode images of `data` (0: this one does) in batches of `batch`."""
 
-    def __init__(self, data: FolderImages, augment: str, count: int) -> None:
+    def __init__(self, data: FolderImages, augment: str, count: int, batch: int) -> None:
+        self.key = augment, count, batch
         c, h, w = data.image_shape
         # Some images, so that the first batch is not the work of one process, and 8 MB at most.
-        self.size = max(1, min(32, 2**23 // (c * h * w)))
+        self.size = max(1, min(32, batch, 2**23 // (c * h * w)))
         # Chunks go to the processes in turn, so each has slots of its own: those in line and the
         # one that is being read.
-        slots = (AHEAD + 1) * count
-        self.slots = torch.empty(slots or 1, self.size, h, w, c, dtype=torch.uint8)
+        ahead = max(AHEAD, math.ceil(AHEAD * batch / (self.size * count))) if count else 0
+        slots = (ahead + 1) * max(count, 1)
+        self.slots = torch.empty(slots, self.size, h, w, c, dtype=torch.uint8)
         if count:
             _share(self.slots, count)
         self.tasks: list[_Task] = []
@@ -60,7 +63,7 @@ class Workers:
             sampler=self.tasks,
             num_workers=count,
             persistent_workers=count > 0,
-            prefetch_factor=AHEAD if count else None,
+            prefetch_factor=ahead or None,
             generator=torch.Generator(),  # its own, or it would draw from the global random state
         )
 
@@ -115,14 +118,15 @@ def _share(slots: Tensor, count: int) -> None:
         ) from None
 
 
-_idle: WeakKeyDictionary[FolderImages, dict[tuple[str, int], Workers]] = WeakKeyDictionary()
+_idle: WeakKeyDictionary[FolderImages, dict[tuple[str, int, int], Workers]] = WeakKeyDictionary()
 
 
-def take(data: FolderImages, augment: str, count: int) -> Workers:
+def take(data: FolderImages, augment: str, count: int, batch: int) -> Workers:
     """Workers that `give_back` left, else new ones; starting a process takes 0.05 s and more."""
-    return _idle.get(data, {}).pop((augment, count), None) or Workers(data, augment, count)
+    key = augment, count, batch
+    return _idle.get(data, {}).pop(key, None) or Workers(data, *key)
 
 
-def give_back(workers: Workers, data: FolderImages, augment: str, count: int) -> None:
+def give_back(data: FolderImages, workers: Workers) -> None:
     """Keep them for the next epoch, as long as `data` is kept."""
-    _idle.setdefault(data, {})[augment, count] = workers
+    _idle.setdefault(data, {})[workers.key] = workers

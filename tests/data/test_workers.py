@@ -70,7 +70,7 @@ def test_every_bit_of_an_epoch(folder, count):
     """Of batches that are more than one chunk, the last not a whole one."""
     order = torch.arange(3 * FILES) % FILES
     many = replace(folder, paths=folder.paths[order], labels=folder.labels[order])
-    assert 32 == Workers(many, "none", 0).size < 40
+    assert 32 == Workers(many, "none", 0, 40).size < 40
     got = epoch(many, 40, workers=count)
     assert [len(b.y) for b in got] == [40, 20]
     index, x, y = (torch.cat(part) for part in zip(*got, strict=True))
@@ -81,7 +81,7 @@ def test_every_bit_of_an_epoch(folder, count):
 
 
 def test_pixels_last_until_the_next_are_asked_for(folder):
-    workers = Workers(folder, "crop-flip", 1)
+    workers = Workers(folder, "crop-flip", 1, 1)
     order = np.arange(FILES)
     ones = [range(i, i + 1) for i in range(FILES)]
     for place, pixels in enumerate(workers.decode(order, ones, (SEED, EPOCH))):
@@ -110,6 +110,7 @@ def test_processes_are_kept_as_long_as_the_set(folder):
 
 def test_epochs_at_once_do_not_meet(folder):
     alone = [epoch(folder, epoch=e) for e in (0, 1)]
+    epoch(folder, workers=1)  # leaves a process, which only one of the two can have
     options = {"seed": SEED, "device": "cpu", "augment": "crop-flip", "workers": 1}
     pairs = zip(*(batches(folder, 8, epoch=e, **options) for e in (0, 1)), strict=True)
     for one, other in zip(alone, map(list, zip(*pairs, strict=True)), strict=True):
@@ -133,17 +134,26 @@ def test_a_cut_epoch_and_an_error_leave_nothing_behind(folder, count):
 
 
 def test_workers_given_back_are_taken_once(folder):
-    workers = take(folder, "none", 0)
-    give_back(workers, folder, "none", 0)
-    assert take(folder, "flip", 0) is not workers
-    assert take(folder, "none", 0) is workers
-    assert take(folder, "none", 0) is not workers
+    workers = take(folder, "none", 0, 8)
+    give_back(folder, workers)
+    for other in (("flip", 0, 8), ("none", 1, 8), ("none", 0, 9)):
+        assert take(folder, *other) is not workers
+    assert take(folder, "none", 0, 8) is workers
+    assert take(folder, "none", 0, 8) is not workers
 
 
 def test_large_images_come_few_at_a_time(folder):
     large = replace(folder, image_shape=(3, 1024, 1024))
-    assert Workers(large, "none", 0).slots.shape == (1, 2, 1024, 1024, 3)
-    assert Workers(replace(folder, image_shape=(3, 4000, 4000)), "none", 0).size == 1
+    assert Workers(large, "none", 0, 8).slots.shape == (1, 2, 1024, 1024, 3)
+    assert Workers(replace(folder, image_shape=(3, 4000, 4000)), "none", 0, 8).size == 1
+
+
+@pytest.mark.parametrize(("count", "batch", "chunks"), [(1, 320, 20), (2, 336, 22), (2, 8, 4)])
+def test_two_batches_are_decoded_ahead(folder, count, batch, chunks):
+    small = replace(folder, image_shape=(3, 8, 8))
+    workers = Workers(small, "none", count, batch)
+    assert workers.loader.prefetch_factor * count == chunks
+    assert len(workers.slots) == chunks + count
 
 
 def test_too_little_shared_memory_is_one_sentence(folder, monkeypatch):
@@ -151,5 +161,5 @@ def test_too_little_shared_memory_is_one_sentence(folder, monkeypatch):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    with pytest.raises(InvalidInput, match=r"4 workers need 55 MB of shared memory .*fewer"):
+    with pytest.raises(InvalidInput, match=r"4 workers need 13 MB of shared memory .*fewer"):
         epoch(folder, workers=4)
