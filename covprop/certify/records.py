@@ -14,8 +14,9 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Generic
+from typing import Any, Generic
 
 from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
@@ -191,24 +192,26 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return found
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> FileIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+b")
+        # Unbuffered: what a full disk refused would be written once more, and fail, on closing.
+        return path.open("a+b", buffering=0)
     except OSError as error:
         raise unwritable(path, error) from error
 
 
-def _append(file: IO[bytes], path: Path, line: str) -> None:
+def _append(file: FileIO, path: Path, line: str) -> None:
+    rest = line.encode() + b"\n"
     try:
-        file.write(line.encode() + b"\n")
-        file.flush()
+        while rest:  # a disk that is nearly full takes part of it
+            rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
     except OSError as error:
         raise unwritable(path, error) from error
 
 
-def _lock(file: IO[bytes], path: Path, *, shared: bool = False) -> None:
+def _lock(file: FileIO, path: Path, *, shared: bool = False) -> None:
     """Two processes on one log would certify everything twice; the lock dies with its holder."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -220,7 +223,7 @@ def _lock(file: IO[bytes], path: Path, *, shared: bool = False) -> None:
         pass  # a file system without locks
 
 
-def _drop_cut_line(file: IO[bytes]) -> None:
+def _drop_cut_line(file: FileIO) -> None:
     """A process was killed while writing: its last line has no end, and is done again."""
     file.seek(0)
     content = file.read()

@@ -1,13 +1,14 @@
 """Logs: the field's format, repair after a cut at any byte, no mixing, several writers."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
 from covprop.certify.records import Log
 from covprop.certify.rows import PredictRow, Row
-from covprop.errors import InvalidInput
+from covprop.errors import CovpropError, InvalidInput
 from covprop.report.tsv import read_tsv
 
 SETTINGS = {"sigma": 0.25, "n": 1000, "alpha": 0.001, "mode": "hard", "weights": "ab" * 32}
@@ -234,3 +235,24 @@ def test_a_stopped_group_is_taken_over_by_any_number(path: Path, world: int) -> 
     assert [line.split("\t")[0] for line in path.read_text().splitlines()[1:]] == [
         str(i) for i in wanted
     ]
+
+
+def test_a_full_disk_in_the_midst_of_a_row_is_one_sentence_and_the_log_goes_on(
+    path: Path,
+) -> None:
+    """The limit on file sizes fails as a full disk does: after part of a line."""
+    wanted = list(range(40))
+    expected = [row(i) for i in wanted]
+    write(path, wanted[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CovpropError, match=r"Cannot write .*rows\.jsonl.* free some space"):
+            write(path, wanted)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal = path.with_suffix(".rows.jsonl").read_bytes()
+    assert len(journal) == 1000
+    assert not journal.endswith(b"\n")
+    assert write(path, wanted) == expected
+    assert len(read_tsv(path)) == 40
