@@ -182,9 +182,11 @@ def summary(rows: "list[Row]", at_least: Sequence[float] | None = None) -> str:
     Where only "at least r?" was asked the radii are no more than what that took, so ACR and the
     accuracy at other radii would mean nothing.
     """
+    from covprop.report.summary import radii_up_to
+
     count = len(rows)
     largest = max(row.radius * row.correct for row in rows)
-    radii = [0.25 * i for i in range(int(largest / 0.25) + 1)] if at_least is None else at_least
+    radii = radii_up_to(largest) if at_least is None else at_least
     shares = [sum(row.correct and row.radius >= r for row in rows) / count for r in radii]
     table = "  ".join(f"{r:g}: {share:.3f}" for r, share in zip(radii, shares, strict=True))
     acr = sum(row.correct * row.radius for row in rows) / count

@@ -16,6 +16,9 @@ from covprop.report.summary import Interval, Summary, summarize
 
 __all__ = ["Certification", "Interval", "Summary", "read", "summarize", "write", "write_page"]
 
+UNICODE = "backslashreplace"
+"""A file name need not be UTF-8, a table and a page have to."""
+
 
 def write_page(
     radii: Sequence[float], summaries: Sequence[Summary], path: Path, warnings: Sequence[str] = ()
@@ -23,7 +26,7 @@ def write_page(
     """Write the HTML page."""
     from covprop.report.page import render
 
-    return write_file(path, render(radii, summaries, warnings).encode())
+    return write_file(path, render(radii, summaries, warnings).encode(errors=UNICODE))
 
 
 def write(
@@ -33,13 +36,14 @@ def write(
     from covprop.report import curves, tables
 
     made = tables.tables(radii, summaries)
-    files = {
-        "table.md": "\n".join(tables.markdown(table, note) for table, note in made).encode(),
-        "table.tex": "\n".join(tables.latex(table, note) for table, note in made).encode(),
-        "table.csv": tables.comma_separated(radii, summaries).encode(),
-        **curves.figures(summaries),
+    texts = {
+        "table.md": "\n".join(tables.markdown(table, note) for table, note in made),
+        "table.tex": "\n".join(tables.latex(table, note) for table, note in made),
+        "table.csv": tables.comma_separated(radii, summaries),
     }
     if any(s.agreements for s in summaries):
-        files["estimated.csv"] = tables.estimates_csv(summaries).encode()
+        texts["estimated.csv"] = tables.estimates_csv(summaries)
+    files = {name: text.encode(errors=UNICODE) for name, text in texts.items()}
+    files |= curves.figures(summaries)
     written = [write_file(folder / name, content) for name, content in files.items()]
     return [*written, write_page(radii, summaries, folder / "report.html", warnings)]

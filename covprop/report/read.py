@@ -89,14 +89,15 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
     if not path.is_dir():
         raise InvalidInput(f"{path} does not exist; give a run folder or a certification log.")
     logs = sorted(
-        (p for p in path.rglob("*.tsv") if p.name.startswith("certify_") or has_header(p)),
+        (p for p in path.rglob("*.tsv") if p.is_file() and _is_log(p)),
         key=_natural,
     )
-    if not logs:
-        raise InvalidInput(
-            f"{path} holds no certification log; make one with `covprop certify {path}`."
-        )
     configs = sorted(path.rglob("config.toml"))
+    if not logs:
+        run = configs[0].parent if configs else path
+        raise InvalidInput(
+            f"{path} holds no certification log; make one with `covprop certify {run}`."
+        )
     # Runs with [labels] are judged by their accuracy; nobody certifies them.
     runs = [config.parent for config in configs if "labels" not in read_config(config)[1]]
     certified = {log.parent for log in logs}
@@ -112,6 +113,10 @@ def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
         empty = [log for log in logs if log not in started]
         warnings += [f"{log} holds no row yet and was left out." for log in empty]
     return started or logs, warnings
+
+
+def _is_log(path: Path) -> bool:
+    return path.name.startswith("certify_") or has_header(path)
 
 
 def _natural(path: Path) -> list[tuple[float, str]]:

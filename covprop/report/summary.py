@@ -22,6 +22,7 @@ from covprop.report.read import Certification
 Floats = NDArray[np.float64]
 
 STEP = 0.25
+MOST_STEPS = 40  # wider tables are read by nobody
 LEVEL = 0.95
 RESAMPLES = 5_000
 
@@ -102,8 +103,21 @@ def bootstrap_mean(values: Floats) -> Interval:
 
 def radii_for(certifications: Sequence[Certification]) -> tuple[float, ...]:
     """The radii of the table: 0, 0.25, … up to the largest at which any run is correct."""
-    largest = max(float(c.rows.radius[c.rows.correct].max(initial=0.0)) for c in certifications)
-    return tuple(STEP * k for k in range(int(largest / STEP) + 1))
+    return radii_up_to(
+        max(float(c.rows.radius[c.rows.correct].max(initial=0.0)) for c in certifications)
+    )
+
+
+def radii_up_to(largest: float) -> tuple[float, ...]:
+    """0, 0.25, …; in coarser steps where these would be more columns than anybody reads.
+
+    >>> radii_up_to(0.8), radii_up_to(40.0)[:3]
+    ((0.0, 0.25, 0.5, 0.75), (0.0, 1.0, 2.0))
+    """
+    step = STEP
+    while largest / step > MOST_STEPS:  # on another scale than that of pixels in [0, 1]
+        step *= 2
+    return tuple(step * k for k in range(int(largest / step) + 1))
 
 
 def certified_curve(certification: Certification) -> Curve:

@@ -12,6 +12,7 @@ from covprop.errors import InvalidInput
 
 HEADER = ("idx", "label", "predict", "radius", "correct", "time")
 ABSTAIN = -1
+LARGEST = 2**63 - 1
 
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
@@ -128,6 +129,8 @@ def _parse(line: str) -> tuple[int, int, int, float, int, float]:
         radius, seconds = float(fields[3]), parse_seconds(fields[5].strip())
     except ValueError as error:
         raise ValueError(f"not a number where one is expected ({error})") from None
+    if max(map(abs, (idx, label, predict))) > LARGEST:
+        raise ValueError("idx, label or predict is too large to number an image or a class")
     if correct not in (0, 1):
         raise ValueError(f"correct must be 0 or 1, not {correct}")
     if not math.isfinite(radius) or radius < 0:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from certifications import HEADER, ROWS, add_estimates, draw_rows, make_run, phi, tsv
 
 from covprop.errors import InvalidInput
+from covprop.report import summarize, write
 from covprop.report.read import INVERTED, RECORDED, read
 
 
@@ -174,3 +176,23 @@ def test_runs_with_noisy_labels_are_not_asked_for_certificates(tmp_path: Path) -
     _, warnings = read([tmp_path])
     assert len(warnings) == 1
     assert str(tmp_path / "c") in warnings[0]
+
+
+def test_only_files_are_logs_and_the_remedy_names_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    make_run(run)
+    (tmp_path / "runs" / "certify_folder.tsv").mkdir()
+    os.mkfifo(tmp_path / "runs" / "certify_pipe.tsv")  # reading it would wait for ever
+    assert [c.name for c in read([tmp_path / "runs"])[0]] == ["a"]
+    (run / "certify_sigma_0.25.tsv").unlink()
+    with pytest.raises(InvalidInput, match=f"make one with `covprop certify {run}`"):
+        read([tmp_path / "runs"])
+
+
+def test_a_name_that_is_no_utf8_is_reported_all_the_same(tmp_path: Path) -> None:
+    log = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9_sigma_0.25.tsv"))
+    log.write_text(tsv(draw_rows(1, 0.25)))
+    radii, summaries = summarize(read([log])[0])
+    write(radii, summaries, tmp_path / "out")
+    assert "caf\\udce9" in (tmp_path / "out" / "table.csv").read_text(encoding="utf-8")
+    (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

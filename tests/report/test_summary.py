@@ -13,6 +13,7 @@ from covprop.report.summary import (
     bootstrap_mean,
     proportion,
     radii_for,
+    radii_up_to,
     summarize,
 )
 
@@ -157,3 +158,14 @@ def test_correlations_of_estimated_and_certified_radius(tmp_path: Path) -> None:
     assert sum(shared.kind == 2) == sum(r["correct"] for r in rows[5:])
     assert math.isnan(flat.pearson)
     assert math.isnan(flat.spearman)
+
+
+def test_radii_on_another_scale_make_no_table_without_end() -> None:
+    assert radii_up_to(4.1) == tuple(0.25 * k for k in range(17))
+    assert radii_up_to(10.0)[-2:] == (9.75, 10.0)
+    assert radii_up_to(200.0)[1] == 8.0
+    for largest in (0.0, 11.0, 1e6, 1e300):
+        radii = radii_up_to(largest)
+        assert len(radii) <= 41
+        assert radii[0] == 0
+        assert radii[-1] <= largest

@@ -104,3 +104,10 @@ def test_files_that_are_no_text_or_not_there(tmp_path: Path) -> None:
         read_tsv(tmp_path / "absent.tsv")
     assert not has_header(binary)
     assert not has_header(tmp_path / "absent.tsv")
+
+
+def test_a_number_beyond_any_image_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_text(f"{HEADER}{10**25}\t1\t1\t0.5\t1\t0:00:01\n")
+    with pytest.raises(InvalidInput, match="line 2: idx, label or predict is too large"):
+        read_tsv(log)
