@@ -69,6 +69,7 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
                 levels = np.asarray(file).astype(np.int64) >> 8
                 return Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert(mode)
             file.load()
+            file.info.pop("transparency", None)  # which is dropped anyway, with a warning
             return file if file.mode == mode else file.convert(mode)  # it copies in any case
     except FileNotFoundError:
         raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None

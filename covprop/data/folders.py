@@ -191,5 +191,6 @@ def _gather(name: str, folder: Path, listed: tuple[tuple[str, ...], list[Item]])
         folder,
         np.array([os.fsencode(path) for path, _ in items]),
         torch.tensor([label for _, label in items], dtype=torch.int64),
-        classes,
+        # To be shown and written; a folder's name may be any bytes.
+        tuple(os.fsencode(name).decode("utf-8", "replace") for name in classes),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,5 +175,8 @@ def picture_grid(
         axes.set_title(title, fontsize=8, color=colour, parse_math=False)  # "$" is a name's own
         axes.set_axis_off()
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with warnings.catch_warnings():
+        # A class may be called anything; what the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(content, format="png")
     return content.getvalue()

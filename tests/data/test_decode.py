@@ -168,3 +168,12 @@ def test_a_damaged_image_is_named(tmp_path):
     path.unlink()
     with pytest.raises(InvalidInput, match="has disappeared"):
         read_image(path, "none", random.Random(0))
+
+
+def test_a_palette_with_transparency_is_opaque_without_a_warning(tmp_path):
+    pixels = noise(12, 9)
+    palette = Image.fromarray(pixels).quantize(16)
+    palette.save(tmp_path / "plain.png")
+    palette.save(tmp_path / "clear.png", transparency=bytes(range(0, 160, 10)))
+    plain, clear = (open_image(tmp_path / name, "RGB") for name in ("plain.png", "clear.png"))
+    assert np.array_equal(np.asarray(plain), np.asarray(clear))

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,13 @@ def test_bad_places_lists(places, small, listing, message):
     (places / "places365_train_standard.txt").write_text(listing)
     with pytest.raises(InvalidInput, match=message):
         folders.read(small("places365", 3, 1, num_classes=2), "train", places.parent)
+
+
+def test_class_names_that_are_no_utf8_can_be_shown_and_their_images_read(tmp_path):
+    for name in (b"caf\xe9", b"tea"):
+        for i in range(3):
+            image(Path(os.fsdecode(os.fsencode(tmp_path) + b"/own/" + name)) / f"{i}.png")
+    train = load(str(tmp_path / "own"), "train", image_shape=(3, 4, 4))
+    assert train.classes == ("caf\N{REPLACEMENT CHARACTER}", "tea")
+    assert train.path(0).is_file()
+    assert len(list(batches(train, 2, epoch=0, seed=0, device="cpu"))) == 2

@@ -83,3 +83,9 @@ def test_files_of_an_exhibit() -> None:
         "a_draws.csv": b"u\n0.1235\n",
     }
     assert adapt("<svg a='b'></svg>").startswith("<svg a='b'><style>")
+
+
+def test_a_name_that_the_font_lacks_is_drawn_without_a_warning() -> None:
+    figure = small_figure()
+    figure.axes[0].set_title("漢字")
+    assert encode(figure, "png").startswith(b"\x89PNG")

@@ -129,3 +129,8 @@ def test_the_share_of_flags_is_rounded() -> None:
 def test_names_with_dollars_are_no_formulas() -> None:
     dark = np.zeros((8, 8, 1), np.uint8)
     assert picture_grid(example(), [dark], [r"$\x", "b$_", "c$^", "d$"]).startswith(b"\x89PNG")
+
+
+def test_names_that_the_font_lacks_are_drawn_without_a_warning() -> None:
+    dark = np.zeros((2, 2, 1), np.uint8)
+    assert picture_grid(example(), [dark], ["漢", "字", "\t", "d"]).startswith(b"\x89PNG")
