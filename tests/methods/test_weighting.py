@@ -1,3 +1,4 @@
+import copy
 import math
 from fractions import Fraction
 from statistics import NormalDist
@@ -10,6 +11,7 @@ from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.methods import Consistency, Gaussian, Losses, Radius, RadiusWeights, WithRadius
 from covprop.methods.weighting import resample
 from covprop.propagate.propagator import Propagator
+from covprop.propagate.settings import PAPER
 
 SHAPE = (1, 6, 6)
 ALL = torch.arange(6)
@@ -116,6 +118,7 @@ def test_copies_lie_apart() -> None:
     weights = torch.tensor([4.0] * 10 + [0.0] * 30)
     order = resample(weights, torch.Generator().manual_seed(0)).view(4, 10)
     assert all(sorted(quarter) == list(range(10)) for quarter in order.tolist())
+    assert (order == order[0]).all()  # evenly: every image a quarter of the epoch after its last
 
 
 def sampling(radii: list[float], **options: float) -> RadiusWeights:
@@ -198,6 +201,24 @@ def test_any_method_gets_a_radius_from_its_noisy_logits(
     wrong = losses.logits.argmax(1) != y
     assert (losses.radius[wrong] < 0).all()
     assert (losses.radius[~wrong] > 0).all()
+
+
+def test_the_radius_is_of_the_model_and_the_settings_given(
+    net: nn.Module, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    other = copy.deepcopy(net)
+    other[0].weight.data.mul_(2)
+    method = WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE, PAPER.but(margin_covariance="sum"))
+    for model in (net, other):
+        losses = method(model, x, y, epoch=0, generator=torch.Generator().manual_seed(0))
+        assert losses.radius is not None
+        cov = Propagator(model, 0.25, SHAPE)(x).cov.detach()
+        for logits, label, radius in zip(losses.logits, y.tolist(), losses.radius, strict=True):
+            rest = max({0, 1, 2, 3} - {label}, key=lambda c, row=logits: row[c].item())
+            wide = cov[label, label] + cov[rest, rest] + 2 * cov[label, rest].abs()
+            expected = 0.25 * (logits[label] - logits[rest]) / wide.sqrt()
+            torch.testing.assert_close(radius, expected)
 
 
 def test_a_radius_of_the_label_s_probability(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
