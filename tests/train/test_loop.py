@@ -1,5 +1,6 @@
 """The loop: honest when it fails, and what it computes is what is asked."""
 
+import copy
 import itertools
 import os
 from collections.abc import Callable
@@ -27,34 +28,43 @@ Make = Callable[..., Recipe]
 
 def test_a_run_is_the_textbook_loop(tmp_path: Path, tiny: Make) -> None:
     """The same weights from a loop written out here, with none of the trainer's code."""
-    recipe = tiny(epochs=2, weight_decay=0.01, clip_norm=0.05)
+    recipe = tiny(epochs=2, weight_decay=0.01, clip_norm=0.05, ema=0.6, max_loss=50.0)
     train(recipe, tmp_path / "run")
     images = data.load("digits", "train")
     torch.manual_seed(noise.seed_of(0, "weights"))
     net = models.build(
         "lenet", num_classes=10, image_shape=(1, 8, 8), mean=images.mean, std=images.std, width=2
     )
-    adam = optimizer(net, recipe.train)
-    losses = []
+    adam, average = optimizer(net, recipe.train), copy.deepcopy(net.state_dict())
+    losses, right, rates = [], [], []
     for epoch in range(2):
         for step, (_, x, y) in enumerate(
             data.batches(images, 200, epoch=epoch, seed=0, device="cpu", drop_last=True)
         ):
-            adam.param_groups[0]["lr"] = lr_at(recipe.train, epoch * 7 + step, 7)
+            rates.append(lr_at(recipe.train, epoch * 7 + step, 7))
+            adam.param_groups[0]["lr"] = rates[-1]
             generator = torch.Generator().manual_seed(noise.seed_of(0, "noise", epoch, step))
             noisy = x + 0.25 * torch.randn(x.shape, generator=generator)
-            loss = F.cross_entropy(net(noisy), y)
+            logits = net(noisy)
+            loss = F.cross_entropy(logits, y)
             adam.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             adam.step()
             losses.append(loss.item())
+            right.append((logits.argmax(1) == y).double().mean().item())
+            decay = min(0.6, (1 + len(losses)) / (10 + len(losses)))
+            for name, value in net.state_dict().items():
+                average[name] = decay * average[name] + (1 - decay) * value
+    last = checkpoint.load_state(tmp_path / "run" / "state.pt")["model"]
     trained = weights(tmp_path / "run")
     for name, value in net.state_dict().items():
-        torch.testing.assert_close(trained[name], value)
-    assert [row["loss"] for row in rows(tmp_path / "run")] == pytest.approx(
-        [sum(losses[:7]) / 7, sum(losses[7:]) / 7], rel=1e-5
-    )
+        torch.testing.assert_close(last[name], value)
+        torch.testing.assert_close(trained[name], average[name])
+    for key, each in (("loss", losses), ("train_accuracy", right)):
+        expected = [sum(each[:7]) / 7, sum(each[7:]) / 7]
+        assert [row[key] for row in rows(tmp_path / "run")] == pytest.approx(expected, rel=1e-5)
+    assert [row["lr"] for row in rows(tmp_path / "run")] == [rates[6], rates[13]]
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path: Path, tiny: Make) -> None:
@@ -200,7 +210,7 @@ def test_images_are_drawn_as_the_weights_say(
 
 
 def test_evaluation_only_when_asked_and_at_the_end(tmp_path: Path, tiny: Make) -> None:
-    train(tiny(epochs=3, eval_every=2), tmp_path / "two")
+    train(tiny(epochs=3, eval_every=2, ema=0.99), tmp_path / "two")  # of the average
     assert ["test_accuracy_clean" in row for row in rows(tmp_path / "two")] == [False, True, True]
     train(tiny(epochs=2, eval_every=0), tmp_path / "none")
     assert ["test_accuracy_clean" in row for row in rows(tmp_path / "none")] == [False, True]
