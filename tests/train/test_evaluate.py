@@ -44,6 +44,12 @@ def test_counts_with_and_without_noise(tiny: Make) -> None:
     added = torch.cat(model.seen[0::2]) - torch.cat(model.seen[1::2])
     assert added.std().item() == pytest.approx(0.25, rel=0.02)
     assert added.mean().item() == pytest.approx(0, abs=0.01)
+    apart = (added[:100] * added[100:200]).mean().item()  # of one batch and the next
+    assert apart == pytest.approx(0, abs=0.05 * 0.25**2)
+    accuracy(model.eval(), test, recipe, World(0, 1, torch.device("cpu")))
+    assert not any(module.training for module in model.modules())  # as it was
+    again = torch.cat(model.seen[2 * 4 :: 2]) - torch.cat(model.seen[2 * 4 + 1 :: 2])
+    assert torch.equal(again, added)  # epochs can be compared
 
 
 def test_the_noise_does_not_depend_on_the_number_of_processes(tiny: Make) -> None:
