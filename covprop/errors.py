@@ -26,3 +26,14 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the computer or a GPU had too little memory; torch has a type for the latter only.
+
+    Example:
+        >>> out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+        True
+    """
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -19,6 +19,11 @@ from covprop.names import nearest
 Thing = TypeVar("Thing")
 
 
+LARGEST = 3.4e38
+"""What float32 holds: a network computes in it, and a larger number would fail there, or become
+infinite."""
+
+
 class Range(NamedTuple):
     """low ≤ value ≤ high, or low < value with `strict`."""
 
@@ -28,7 +33,7 @@ class Range(NamedTuple):
 
     def admits(self, value: float) -> bool:
         above = value > self.low if self.strict else value >= self.low
-        return above and value <= self.high and math.isfinite(value)
+        return above and value <= self.high and abs(value) <= LARGEST
 
     def __str__(self) -> str:
         low = f"{'above' if self.strict else 'at least'} {self.low:g}"
@@ -130,7 +135,8 @@ def check_value(where: str, value: Any, annotation: Any) -> Any:
         value = check_value(where, value, args[0])
         for bounds in args[1:]:
             if isinstance(bounds, Range) and not bounds.admits(value):
-                raise InvalidInput(f"{where} must be {bounds}, not {value!r}.")
+                needed = f"at most {LARGEST:g}" if value > LARGEST else bounds
+                raise InvalidInput(f"{where} must be {needed}, not {value!r}.")
         return value
     if origin is Literal:
         if not any(type(value) is type(a) and value == a for a in args):  # 1 == True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
-from covprop.errors import InvalidInput, first_line
+from covprop.errors import InvalidInput, first_line, out_of_memory
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
@@ -236,9 +236,9 @@ class Sampler:
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:
             return self._logits(sample)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if out_of_memory(error):
+                raise
             raise InvalidInput(
                 f"the model fails on images of shape {list(sample.shape[1:])}: {first_line(error)}"
             ) from error

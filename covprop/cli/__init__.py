@@ -1,7 +1,7 @@
 """The command line: one verb a file, gathered here.
 
-A user's mistake (`CovpropError`) becomes one sentence on stderr and exit code 2; any other
-failure exits with 1; Ctrl-C with 130.
+A user's mistake (`CovpropError`) becomes one sentence on stderr and exit code 2; too little memory
+one with exit code 1, as any other failure has; Ctrl-C 130.
 """
 
 import sys
@@ -22,7 +22,7 @@ from covprop.cli.noisy import noisy
 from covprop.cli.predict import predict
 from covprop.cli.report import report
 from covprop.cli.train import train
-from covprop.errors import CovpropError
+from covprop.errors import CovpropError, first_line, out_of_memory
 
 app = typer.Typer(
     name="covprop",
@@ -61,3 +61,12 @@ def main() -> None:
     except CovpropError as error:
         print(f"covprop: {error}", file=sys.stderr)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        print(
+            f"covprop: out of memory ({first_line(error).split('. ')[0]}); a smaller batch "
+            "(--batch, or train.batch_size in training), image or model needs less.",
+            file=sys.stderr,
+        )
+        sys.exit(1)

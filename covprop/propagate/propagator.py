@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.gaussian import Gaussian, Moments
 from covprop.mode import switched
 from covprop.names import nearest
@@ -48,7 +48,7 @@ def check_same_steps(one: Plan, other: Plan) -> None:
     """What is measured of a step in one mode serves in the other."""
     steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
     if steps[0] != steps[1]:
-        raise InvalidInput(
+        raise UnsupportedModel(
             "calibrated=True needs a forward that runs the same layers in training and in "
             "evaluation; this one asks self.training for other ones."
         )

@@ -58,10 +58,10 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     """The model's fx graph, with every argument after the first at its default, and the tensors
     that forward makes itself (which fx leaves on the model as attributes: taken off again)."""
-    if isinstance(model, torch.jit.ScriptModule):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UnsupportedModel(
-            f"{type(model).__name__} is TorchScript, which torch.fx cannot trace: give the module "
-            "that it was made from."
+            f"{type(model).__name__} is or holds TorchScript, which torch.fx cannot trace: give "
+            "the module that it was made from."
         )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(

@@ -30,7 +30,7 @@ class DataOptions:
     holdout: Annotated[int, Range(1)] | None = None
     num_classes: Annotated[int, Range(2)] | None = None
     image_shape: tuple[int, int, int] | None = None
-    mean: tuple[float, ...] | None = None
+    mean: tuple[Annotated[float, Range()], ...] | None = None
     std: tuple[Positive, ...] | None = None
 
 
@@ -154,5 +154,9 @@ class TrainOptions:
             )
         if self.late_beta1 is not None and self.optimizer != "adamw":
             raise InvalidInput('train.late_beta1 needs optimizer = "adamw".')
+        if 1.0 in (*self.betas, self.late_beta1):
+            raise InvalidInput(
+                "train.betas and train.late_beta1 lie below 1: at 1 an average never moves."
+            )
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')

@@ -195,3 +195,14 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
 def test_mistakes_name_the_thing_and_the_remedy(name: str, options: dict, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         build(name, **{**CIFAR, **options})
+
+
+def test_a_model_without_numbers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n"
+        "def build(num_classes):\n"
+        "    return torch.nn.Linear(3, num_classes, device='meta')\n"
+    )
+    with pytest.raises(InvalidInput, match="on the meta device"):
+        build(f"{file}:build", **CIFAR)

@@ -18,6 +18,8 @@ from covprop.train.options import TrainOptions
         ({"schedule": "linear", "decay_from": 5}, "lies behind the 5 epochs"),
         ({"decay_from": 2}, 'go with schedule = "linear" only'),
         ({"schedule": "linear", "late_beta1": 0.1}, 'needs optimizer = "adamw"'),
+        ({"optimizer": "adamw", "betas": (1.0, 0.9)}, "lie below 1"),
+        ({"schedule": "linear", "optimizer": "adamw", "late_beta1": 1.0}, "lie below 1"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov"),
     ],
 )
