@@ -1,7 +1,7 @@
 """Processes that decode the images of class folders, kept from one epoch to the next.
 
-What comes back goes through memory that all of them share and use again and again: handing out
-fresh pages for every batch takes the system about as long as decoding them takes Pillow.
+Pixels come back through memory that all of them share and use again and again: the system takes
+longer to hand out fresh pages for every batch than the pixels take to be copied.
 """
 
 import hashlib
