@@ -26,10 +26,12 @@ class Fixed(Step):
         super().__init__()
         self.model = nn.Linear(2, 3)
         self.seen: list[Batch] = []
+        self.types: list[torch.dtype] = []
 
     def forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:
         self.seen.append(batch)
         logits = self.model(batch.x.flatten(1))
+        self.types.append(logits.dtype)
         return Losses(logits.square().sum(1), logits.detach(), RADIUS)
 
 
@@ -91,3 +93,16 @@ def test_images_come_in_the_layout_asked_for(channels_last: bool) -> None:
     for given in update.core.seen:  # type: ignore[union-attr]
         assert given.x.is_contiguous(memory_format=layout)
         assert torch.equal(given.x, image)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)]
+)
+def test_the_network_runs_in_the_precision_asked_for(precision: str, dtype: torch.dtype) -> None:
+    update = made(precision=precision)
+    update(batch(), 0)
+    assert update.core.types == [dtype]  # type: ignore[comparison-overlap]
+    assert all(p.dtype == torch.float32 for p in update.core.parameters())
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float32 for p in update.core.parameters()
+    )
