@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from covprop import data, models
 from covprop.errors import InvalidInput
+from covprop.options import Positive, Range, check_value
 from covprop.train import checkpoint, folder
 
 
@@ -35,21 +36,22 @@ class Run:
     @property
     def sigma(self) -> float:
         """The noise level the run was trained for."""
-        return float(self._fact("noise", "sigma"))
+        return float(self._fact("noise", "sigma", Positive))
 
     @property
     def num_classes(self) -> int:
-        return int(self._fact("data", "num_classes"))
+        return int(self._fact("data", "num_classes", int))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        channels, height, width = self._fact("data", "image_shape")
+        channels, height, width = self._fact("data", "image_shape", tuple[int, int, int])
         return channels, height, width
 
     @property
     def holdout(self) -> int | None:
         """How many training images it left out, to be certified as split "holdout"."""
-        return self.config.get("data", {}).get("holdout")
+        held = self.config.get("data", {}).get("holdout")
+        return None if held is None else int(self._fact("data", "holdout", int))
 
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained model, in eval mode on `device`."""
@@ -58,8 +60,7 @@ class Run:
             str(options.pop("name", "")),
             num_classes=self.num_classes,
             image_shape=self.image_shape,
-            mean=self.config["data"].get("mean"),
-            std=self.config["data"].get("std"),
+            **self._normalisation(),
             **options,
         )
         checkpoint.load_weights(self.folder / "model.safetensors", model)
@@ -67,7 +68,7 @@ class Run:
 
     def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
         """One split ("train", "test" or "holdout") of the data the run was trained on."""
-        name, shape = str(self._fact("data", "name")), self.image_shape
+        name, shape = str(self._fact("data", "name", str)), self.image_shape
         return data.load(name, split, root, holdout=self.holdout, image_shape=shape)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -83,11 +84,19 @@ class Run:
                 break
         return rows
 
-    def _fact(self, section: str, key: str) -> Any:
+    def _normalisation(self) -> dict[str, Any]:
+        kinds = {"mean": tuple[Annotated[float, Range()], ...], "std": tuple[Positive, ...]}
+        given = self.config["data"]
+        return {key: self._fact("data", key, kinds[key]) for key in kinds if key in given}
+
+    def _fact(self, section: str, key: str, kind: Any) -> Any:
+        path = self.folder / "config.toml"
         try:
-            return self.config[section][key]
+            return check_value(f"{section}.{key}", self.config[section][key], kind)
         except KeyError:
             raise InvalidInput(
-                f"{self.folder / 'config.toml'} lacks {section}.{key}; it is not the config of a "
-                "run that `covprop train` started."
+                f"{path} lacks {section}.{key}; it is not the config of a run that `covprop train` "
+                "started."
             ) from None
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error}") from None

@@ -72,3 +72,26 @@ def test_metrics_without_a_torn_line(folder: Path) -> None:
     assert Run(folder).metrics() == []
     (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
     assert Run(folder).metrics() == [{"epoch": 1}, {"epoch": 2}]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("data", "image_shape", [1, 8], r"data\.image_shape must be a list of 3 values"),
+        ("data", "num_classes", "ten", r"data\.num_classes must be a whole number"),
+        ("data", "mean", "x", r"data\.mean must be a list"),
+        ("data", "mean", [float("nan")], r"data\.mean must be a number, not nan"),
+        ("data", "std", [0.0], r"data\.std must be above 0"),
+        ("data", "holdout", "some", r"data\.holdout must be a whole number"),
+        ("noise", "sigma", "a", r"noise\.sigma must be a number"),
+        ("noise", "sigma", -1.0, r"noise\.sigma must be above 0"),
+    ],
+)
+def test_a_config_changed_by_hand_is_one_sentence(
+    folder: Path, section: str, key: str, value: object, message: str
+) -> None:
+    checkpoint.save_weights(folder / "model.safetensors", _net())
+    (folder / "config.toml").write_text(dumps({**CONFIG, section: CONFIG[section] | {key: value}}))
+    run = Run(folder)
+    with pytest.raises(InvalidInput, match=rf"config\.toml: {message}"):
+        _ = (run.sigma, run.holdout, run.load_model())
