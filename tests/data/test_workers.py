@@ -163,3 +163,15 @@ def test_too_little_shared_memory_is_one_sentence(folder, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     with pytest.raises(InvalidInput, match=r"4 workers need 13 MB of shared memory .*fewer"):
         epoch(folder, workers=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cpu_and_gpu_agree(folder, workers):
+    """Twice, since the second epoch uses the shared memory of the first again."""
+    options = {"epoch": EPOCH, "seed": SEED, "augment": "crop-flip", "workers": workers}
+    for _ in range(2):
+        on_gpu = list(batches(folder, 8, device="cuda", **options))
+        assert all(batch.x.is_cuda and batch.x.is_contiguous() for batch in on_gpu)
+        here = [type(batch)(*(part.cpu() for part in batch)) for batch in on_gpu]
+        assert same(here, epoch(folder, workers=workers))
