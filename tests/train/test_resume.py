@@ -1,10 +1,12 @@
 """Stopped, killed or out of disk: a run that goes on is the same run."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +173,41 @@ def test_short_epochs_share_a_checkpoint(
     assert len(rows(tmp_path / "run")) == 2
     train(tiny(epochs=3), tmp_path / "run")
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+    saved.clear()
+    train(tiny(epochs=1, checkpoint_minutes=0), tmp_path / "each")
+    assert saved == [(0, step) for step in range(1, 7)] + [(1, 0)]  # the last step's is the epoch's
+
+
+@pytest.mark.parametrize("parts", [(), (3, 4, 1)], ids=["whole", "in parts"])
+def test_seconds_are_those_of_training(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, parts: tuple[int, ...]
+) -> None:
+    """By a clock on which a step takes half a second, and measuring or writing takes a thousand."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(loop, "time", clock)
+
+    def takes(seconds: float, name: str) -> None:
+        work = getattr(Trainer, name)
+
+        def timed(self: Trainer, *given: Any) -> Any:
+            now[0] += seconds
+            return work(self, *given)
+
+        monkeypatch.setattr(Trainer, name, timed)
+
+    takes(0.5, "_train_step")
+    takes(1000.0, "_finish_epoch")
+    takes(1000.0, "_save")
+    for steps in parts:
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            with pytest.raises(Interrupted):
+                train(tiny(), tmp_path)
+    train(tiny(), tmp_path)
+    found = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["seconds"] for row in found] == [3.5, 7.0]
+    assert [row["images_per_second"] for row in found] == [400.0, 400.0]
 
 
 def test_a_stopped_run_has_a_model(
