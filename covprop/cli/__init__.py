@@ -17,6 +17,7 @@ from covprop.cli.estimate import estimate
 from covprop.cli.explore import explore
 from covprop.cli.export import export
 from covprop.cli.inspect import inspect
+from covprop.cli.interrupts import noted_interrupts
 from covprop.cli.list import list_
 from covprop.cli.noisy import noisy
 from covprop.cli.predict import predict
@@ -56,17 +57,20 @@ app.command("demo")(demo)
 def main() -> None:
     """Run the command line; the `covprop` script and `python -m covprop` both start here."""
     keep_freed_memory()
-    try:
-        app()
-    except CovpropError as error:
-        print(f"covprop: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        print(
-            f"covprop: out of memory ({first_line(error).split('. ')[0]}); a smaller batch "
-            "(--batch, or train.batch_size in training), image or model needs less.",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+    with noted_interrupts() as interrupts:
+        try:
+            app()
+        except Exception as error:
+            if interrupts:
+                sys.exit(130)
+            if isinstance(error, CovpropError):
+                print(f"covprop: {error}", file=sys.stderr)
+                sys.exit(2)
+            if not out_of_memory(error):
+                raise
+            print(
+                f"covprop: out of memory ({first_line(error).split('. ')[0]}); a smaller batch "
+                "(--batch, or train.batch_size in training), image or model needs less.",
+                file=sys.stderr,
+            )
+            sys.exit(1)

@@ -1,12 +1,15 @@
-"""What all verbs share: too little memory, said in a sentence."""
+"""What all verbs share: too little memory is a sentence, Ctrl-C ends with 130."""
 
+import contextlib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from covprop.errors import out_of_memory
+from covprop import cli as command_line
+from covprop.errors import InvalidInput, out_of_memory
 
 
 def test_a_model_beyond_all_memory_is_one_sentence(
@@ -27,3 +30,30 @@ def test_what_torch_and_python_say_of_memory_is_known() -> None:
     assert out_of_memory(error.value)
     assert out_of_memory(MemoryError())
     assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize("failure", [ImportError("initialization failed"), InvalidInput("odd")])
+def test_an_interrupt_that_a_library_turned_into_an_error_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception
+) -> None:
+    def importing() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise failure
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(command_line, "app", importing)
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_error_without_an_interrupt_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> None:
+        raise ImportError("initialization failed")
+
+    monkeypatch.setattr(command_line, "app", failing)
+    with pytest.raises(ImportError):
+        command_line.main()
