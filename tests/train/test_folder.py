@@ -21,6 +21,20 @@ def test_the_same_config_may_come_again(tmp_path: Path) -> None:
     assert folder.read_config(tmp_path / "config.toml") == CONFIG
 
 
+def test_what_changes_the_result_may_not_change(tiny: Make) -> None:
+    """Of every key that a config holds: all but these few are part of what the run is."""
+    config = tiny(weighting={"name": "radius"}).as_dict()
+    free = set()
+    for section, values in config.items():
+        for key in values:
+            other = config | {section: values | {key: "another"}}
+            found = folder.difference(config, other)
+            assert found in (None, (section, key))
+            free |= {f"{section}.{key}"} if found is None else set()
+    speed = {"data.workers", "train.compile", "train.device", "train.fast"}
+    assert free == speed | {"train.checkpoint_minutes", "train.tensorboard"}
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

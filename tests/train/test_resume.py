@@ -178,16 +178,13 @@ def test_short_epochs_share_a_checkpoint(
     assert saved == [(0, step) for step in range(1, 7)] + [(1, 0)]  # the last step's is the epoch's
 
 
-@pytest.mark.parametrize("parts", [(), (3, 4, 1)], ids=["whole", "in parts"])
-def test_seconds_are_those_of_training(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, parts: tuple[int, ...]
-) -> None:
-    """By a clock on which a step takes half a second, and measuring or writing takes a thousand."""
+@pytest.fixture
+def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """`takes(name, seconds)`: a method of the trainer takes so long, by the trainer's clock."""
     now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    def takes(seconds: float, name: str) -> None:
+    def set_length(name: str, seconds: float) -> None:
         work = getattr(Trainer, name)
 
         def timed(self: Trainer, *given: Any) -> Any:
@@ -196,9 +193,16 @@ def test_seconds_are_those_of_training(
 
         monkeypatch.setattr(Trainer, name, timed)
 
-    takes(0.5, "_train_step")
-    takes(1000.0, "_finish_epoch")
-    takes(1000.0, "_save")
+    return set_length
+
+
+@pytest.mark.parametrize("parts", [(), (3, 4, 1)], ids=["whole", "in parts"])
+def test_seconds_are_those_of_training(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, takes: Any, parts: tuple[int, ...]
+) -> None:
+    """Not those of measuring and writing."""
+    for name, seconds in (("_train_step", 0.5), ("_finish_epoch", 1000.0), ("_save", 1000.0)):
+        takes(name, seconds)
     for steps in parts:
         with monkeypatch.context() as patch:
             stop_after(patch, steps)
@@ -208,6 +212,18 @@ def test_seconds_are_those_of_training(
     found = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["seconds"] for row in found] == [3.5, 7.0]
     assert [row["images_per_second"] for row in found] == [400.0, 400.0]
+
+
+def test_checkpoints_are_minutes_apart(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, takes: Any
+) -> None:
+    saved: list[tuple[int, int]] = []
+    takes("_train_step", 20.0)
+    monkeypatch.setattr(
+        checkpoint, "save_state", lambda path, state: saved.append((state["epoch"], state["step"]))
+    )
+    train(tiny(checkpoint_minutes=1), tmp_path)
+    assert saved == [(0, 3), (0, 6), (1, 0), (1, 3), (1, 6), (2, 0)]
 
 
 def test_a_stopped_run_has_a_model(
