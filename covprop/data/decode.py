@@ -68,6 +68,8 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
             if file.mode.startswith("I"):
                 levels = np.asarray(file).astype(np.int64) >> 8
                 return Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert(mode)
+            if file.mode == "F":  # on a scale of its own, which Pillow would cut to 0 … 255
+                raise InvalidInput(f"{path}: its pixels are floats; store it with 8 or 16 bits.")
             file.load()
             file.info.pop("transparency", None)  # which is dropped anyway, with a warning
             return file if file.mode == mode else file.convert(mode)  # it copies in any case

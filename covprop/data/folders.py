@@ -19,7 +19,7 @@ from covprop.data.locate import Found, locate
 from covprop.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts
 from covprop.errors import InvalidInput
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 Item = tuple[str, int]  # path below the folder, label
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from covprop.data import batches, load
 from covprop.data.decode import open_image, random_box, read_image
 from covprop.errors import InvalidInput
 
@@ -177,3 +178,22 @@ def test_a_palette_with_transparency_is_opaque_without_a_warning(tmp_path):
     palette.save(tmp_path / "clear.png", transparency=bytes(range(0, 160, 10)))
     plain, clear = (open_image(tmp_path / name, "RGB") for name in ("plain.png", "clear.png"))
     assert np.array_equal(np.asarray(plain), np.asarray(clear))
+
+
+@pytest.mark.parametrize("suffix", ["tif", "gif", "ppm", "pgm", "TIFF"])
+def test_the_other_formats_of_own_pictures(tmp_path, suffix):
+    grey = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    for i in range(3):
+        for name in "ab":
+            (tmp_path / "own" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(grey).save(tmp_path / "own" / name / f"{i}.{suffix}")
+    data = load(str(tmp_path / "own"), "train", image_shape=(1, 6, 8))
+    assert len(data) == 4
+    (batch,) = batches(data, 4, epoch=0, seed=0, device="cpu")
+    assert torch.equal((batch.x[0, 0] * 255).round().byte(), torch.from_numpy(grey))
+
+
+def test_float_pixels_are_refused_where_they_would_come_out_black(tmp_path):
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(InvalidInput, match=r"a\.tif: its pixels are floats"):
+        open_image(tmp_path / "a.tif", "RGB")
