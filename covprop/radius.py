@@ -12,6 +12,7 @@ the general case; one class has no runner-up and is refused.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -169,6 +170,10 @@ class RadiusLoss(nn.Module):
         super().__init__()
         if reduction not in ("mean", "none"):
             raise InvalidInput(f'reduction is {reduction!r}: choose "mean" or "none".')
+        if not 0 <= weight < math.inf:
+            raise InvalidInput(f"weight is {weight}: give λ, 0 or more.")
+        if offset is not None and not math.isfinite(offset):
+            raise InvalidInput(f"offset is {offset}: give the radius Γ that the hinge reaches for.")
         self.sigma = check_sigma(sigma)
         self.weight = weight
         self.offset = settings.offset if offset is None else offset
@@ -179,7 +184,7 @@ class RadiusLoss(nn.Module):
         check_same_sigma(out, self.sigma)
         check_labels(out.mean, labels)
         mean = out.mean.to(out.cov.dtype)
-        loss = nn.functional.cross_entropy(mean, labels, reduction="none")
+        loss = nn.functional.cross_entropy(mean, labels.long(), reduction="none")
         if self.weight:
             loss = loss + self.weight * self.hinge(out, labels)
         return loss.mean() if self.reduction == "mean" else loss

@@ -219,3 +219,15 @@ def test_a_compiled_radius_checks_sigma_without_a_break() -> None:
         x = torch.randn(5, 4)
         compiled = torch.compile(radius, backend="aot_eager", fullgraph=True)
         assert torch.allclose(compiled(x), radius(x))
+
+
+def test_a_loss_of_no_meaning_is_refused_and_any_whole_labels_do() -> None:
+    for weight in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="weight is"):
+            RadiusLoss(sigma=0.25, weight=weight)
+    with pytest.raises(InvalidInput, match="offset is nan"):
+        RadiusLoss(sigma=0.25, offset=float("nan"))
+    out = Gaussian(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.eye(2))
+    expected = RadiusLoss(sigma=0.25)(out, torch.tensor([0, 1]))
+    for kind in (torch.int32, torch.uint8, torch.int16):
+        assert RadiusLoss(sigma=0.25)(out, torch.tensor([0, 1], dtype=kind)) == expected

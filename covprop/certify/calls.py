@@ -66,6 +66,10 @@ def check_options(
         raise InvalidInput(f"sigma is a positive number on the pixel scale [0, 1], not {sigma}")
     if not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
+    if isinstance(n0, float) or isinstance(n, float):
+        raise InvalidInput(
+            f"samples are counted in whole numbers, not n0 = {n0} and n = {n}; write 1000 for 1e3"
+        )
     if n < 1 or n0 < 1:
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
     if delta is None and at_least is None:

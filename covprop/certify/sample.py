@@ -26,6 +26,7 @@ from covprop.pixels import check_range
 # idle at the end of a layer then. Each takes 2 % longer in a pass of 2,048, and 3 % less in one of
 # 4,224, which needs twice the memory and, with few images to certify, is left emptier.
 PIXELS = 16 * 132 * 1024
+PRECISIONS = (None, torch.float32, torch.bfloat16, torch.float16)
 PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
 
 
@@ -101,6 +102,11 @@ class Sampler:
         way: Way,
     ) -> None:
         check_images(x, way.value_range)
+        if way.dtype not in PRECISIONS:
+            raise InvalidInput(
+                f"dtype is {way.dtype}; give torch.bfloat16, torch.float16 or torch.float32, or "
+                "nothing for the precision of the model's weights"
+            )
         self.device = device_of(model, x, way.device)
         if self.device.type == "meta":
             raise InvalidInput(
@@ -122,6 +128,7 @@ class Sampler:
 
     def __enter__(self) -> "Sampler":
         if isinstance(self.model, nn.Module):
+            check_norms(self.model)
             self.evaluating.enter_context(switched(self.model, training=False))
         self._probe()
         return self
@@ -246,6 +253,8 @@ class Sampler:
 
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     """Refuse what is no image, and images on another scale than σ."""
+    if not isinstance(x, Tensor):
+        raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x)")
     if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
         raise InvalidInput(
             f"x must be float images [c, h, w] or [b, c, h, w], "
@@ -253,6 +262,18 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
             f"go in as [b, n, 1, 1], with nn.Flatten as the first layer of the model"
         )
     check_range(x, value_range)
+
+
+def check_norms(model: nn.Module) -> None:
+    """Refuse a network whose samples depend on each other: none is then one of x + noise alone."""
+    for name, layer in model.named_modules():
+        norm = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+        if norm and layer.running_var is None:
+            raise InvalidInput(
+                f"the batch norm {name} keeps no statistics, so an image's logits depend on what "
+                "else is in the batch and nothing can be said of it; make it with "
+                "track_running_stats=True"
+            )
 
 
 def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:

@@ -68,6 +68,11 @@ def margin(
     """
     if estimator not in ESTIMATORS:
         raise InvalidInput(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}.")
+    if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
+        raise InvalidInput(
+            f"margin takes an nn.Module and a tensor, not {type(model).__name__} and "
+            f"{type(x).__name__}."
+        )
     if x.ndim < 2 or not len(x):
         raise InvalidInput(f"x has shape {list(x.shape)}: give a batch of at least one image.")
     if not x.is_floating_point():

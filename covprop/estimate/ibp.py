@@ -84,7 +84,9 @@ def ibp(model: nn.Module, x: Tensor, epsilon: float) -> Box:
         >>> bool((box.lower <= model(torch.full((1, 2), 0.1))).all())
         True
     """
-    if not epsilon >= 0:
+    if not x.is_floating_point():
+        raise InvalidInput(f"x is {x.dtype}: give float images.")
+    if not 0 <= epsilon < float("inf"):
         raise InvalidInput(f"epsilon is {epsilon}: give the half-width of the box, 0 or more.")
     with switched(model, training=False), torch.no_grad():
         plan = build(model, tuple(x.shape[1:]), PAPER)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.layers import widened
@@ -66,6 +67,8 @@ def linearized(
     In training mode a batch norm normalises by the batch's statistics; an image's gradient takes
     them as given, as in evaluation.
     """
+    if samples != int(samples) or samples < 0:
+        raise InvalidInput(f"samples is {samples}: give a number of noisy points, or 0 for none.")
     copies = max(samples, 1)
     points = x.repeat_interleave(copies, dim=0)
     if samples:

@@ -157,6 +157,8 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
 
     The model is not run: parameters and buffers are replaced by meta tensors for the look.
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(f"a {type(model).__name__} is no nn.Module; wrap it in one.")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     refuse_hooked_weights(model)
     steps, output = flatten_graph(model, *trace(model))

@@ -1,5 +1,7 @@
 """Networks as engineers have them: of any precision, exported, with one output, without weights."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,3 +84,32 @@ def test_the_meta_device_holds_no_numbers() -> None:
         covprop.certify(network(), X.to("meta"), sigma=0.25, n=100)
     with pytest.raises(InvalidInput, match="images are on the meta device"):
         covprop.margin(network(), X.to("meta"), sigma=0.25)
+
+
+def test_a_batch_norm_by_the_batch_certifies_nothing() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ).eval()
+    with pytest.raises(InvalidInput, match="batch norm 1 keeps no statistics"):
+        covprop.certify(model, X, sigma=0.25, n=100)
+    with pytest.raises(InvalidInput, match="batch norm 1 keeps no statistics"):
+        covprop.predict(model, X, sigma=0.25, n=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 1e3}, "whole numbers, not n0 = 100 and n = 1000.0"),
+        ({"n0": 10.0}, "whole numbers"),
+        ({"dtype": torch.float64}, "dtype is torch.float64"),
+        ({"dtype": "bfloat16"}, "dtype is bfloat16; give torch.bfloat16"),
+    ],
+)
+def test_slips_of_a_notebook_are_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        covprop.certify(network(), X, **{"sigma": 0.25, "n": 100, **options})
+    with pytest.raises(InvalidInput, match="x is a ndarray; give a tensor"):
+        covprop.certify(network(), X.numpy(), sigma=0.25, n=100)  # type: ignore[arg-type]

@@ -130,3 +130,16 @@ def test_what_hides_a_network_is_named_with_a_remedy() -> None:
     for hidden, remedy in ((nn.DataParallel(network()), "give its .module"), (traced, "TorchScri")):
         with pytest.raises(covprop.UnsupportedModel, match=remedy):
             covprop.check(hidden, SHAPE)
+
+
+def test_what_is_no_module_and_samples_below_none_are_one_sentence() -> None:
+    with pytest.raises(covprop.UnsupportedModel, match=r"a function is no nn\.Module"):
+        covprop.check(lambda x: x, SHAPE)  # type: ignore[arg-type]
+    with pytest.raises(covprop.InvalidInput, match="not function and Tensor"):
+        covprop.margin(lambda x: x, X, 0.25)  # type: ignore[arg-type]
+    with pytest.raises(covprop.InvalidInput, match="samples is -2"):
+        covprop.margin(network(), X, 0.25, samples=-2)
+    with pytest.raises(covprop.InvalidInput, match="epsilon is inf"):
+        covprop.ibp(network(), X, epsilon=float("inf"))
+    with pytest.raises(covprop.InvalidInput, match=r"x is torch\.uint8"):
+        covprop.ibp(network(), (255 * X).byte(), epsilon=1.0)
