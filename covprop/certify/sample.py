@@ -256,10 +256,10 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     if not isinstance(x, Tensor):
         raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x)")
     if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
+        rows = "; rows of n numbers go in as [b, n, 1, 1], into a model that begins with nn.Flatten"
         raise InvalidInput(
             f"x must be float images [c, h, w] or [b, c, h, w], "
-            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}; other inputs of n numbers "
-            f"go in as [b, n, 1, 1], with nn.Flatten as the first layer of the model"
+            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}{rows * (x.ndim < 3)}"
         )
     check_range(x, value_range)
 

@@ -67,7 +67,7 @@ def test_an_exported_program_is_certified_as_its_network() -> None:
 def test_what_a_network_cannot_take_is_one_sentence() -> None:
     with pytest.raises(InvalidInput, match=r"fails on images of shape \[3, 4, 4\]: .*channels"):
         covprop.certify(network(), torch.rand(2, 3, 4, 4), sigma=0.25, n=100)
-    with pytest.raises(InvalidInput, match=r"\[2, 5\]; other inputs .* nn.Flatten"):
+    with pytest.raises(InvalidInput, match=r"float32 \[2, 5\]; rows of n numbers .* nn.Flatten"):
         covprop.certify(nn.Linear(5, 3), torch.rand(2, 5), sigma=0.25, n=100)
     table = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
     rows = torch.randn(2, 5)[:, :, None, None]
