@@ -143,6 +143,8 @@ def test_a_share_of_the_batch_carries_the_whole_hinge(net: nn.Module, batch: Bat
     assert whole.radius is not None
     torch.testing.assert_close(part.radius[:2], whole.radius[:2])
     assert part.radius[2:].isnan().all()
+    ways = (_run(Radius(0.25, SHAPE, share=share), net, (x, y)) for share in (1.0, 0.25))
+    torch.testing.assert_close(*(losses.logits for losses in ways))  # each image its own noise
     tiny = _run(Radius(0.25, SHAPE, share=0.01, **options), net, (x, y))
     assert tiny.radius is not None
     assert tiny.radius.isfinite().tolist() == [True] + 7 * [False]

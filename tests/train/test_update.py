@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.methods import Losses
+from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
 from covprop.train.optimize import optimizer
 from covprop.train.options import TrainOptions
@@ -35,10 +35,10 @@ class Fixed(Step):
         return Losses(logits.square().sum(1), logits.detach(), RADIUS)
 
 
-def made(rank: int = 0, **options: Any) -> Update:
+def made(rank: int = 0, weights: RadiusWeights | None = None, **options: Any) -> Update:
     core, given = Fixed(), TrainOptions(**{"epochs": 4, "optimizer": "adamw", **options})
     here = World(rank, 1, torch.device("cpu"))
-    return Update(core, optimizer(core, given), None, None, given, here, STEPS)
+    return Update(core, optimizer(core, given), None, weights, given, here, STEPS)
 
 
 def batch() -> Batch:
@@ -55,6 +55,24 @@ def test_sums_are_over_images_and_over_radii_that_are_numbers() -> None:
         right = int((logits.argmax(1) == given.y).sum())
         expected += torch.tensor([logits.square().sum().item(), right, 0.75, 2])
     torch.testing.assert_close(update.sums, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_goes_down_the_mean_of_the_weighted_losses(weighted: bool) -> None:
+    """The gradient of mean_i c_i |W x_i + b|² written out; weights are shares of the mean radius,
+    0.5 here: the first image's is 2, the fourth is dropped, those without a radius count 1."""
+    weights = RadiusWeights(5, from_epoch=0) if weighted else None
+    update = made(weights=weights, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.1)
+    given, layer = batch(), update.core.model
+    w, b = (p.detach().clone() for p in layer.parameters())
+    c = torch.tensor([2.0, 1.0, 1.0, 0.0, 1.0]) if weighted else torch.ones(5)
+    x = given.x.flatten(1)
+    out = x @ w.T + b
+    update.prepare(0, 0)
+    update(given, 0)
+    torch.testing.assert_close(layer.weight, w - 0.1 * 2 / 5 * (c[:, None] * out).T @ x)
+    torch.testing.assert_close(layer.bias, b - 0.1 * 2 / 5 * (c[:, None] * out).sum(0))
+    assert update.sums[0].item() == pytest.approx((c * out.square().sum(1)).sum().item(), rel=1e-5)
 
 
 def test_random_state_is_a_matter_of_the_place() -> None:
