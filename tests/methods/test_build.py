@@ -208,6 +208,15 @@ def test_logits_are_grouped_by_image_and_checked(net: nn.Module, batch: Batch) -
         logits_of(TwoOutputs(), x, added)
 
 
+@pytest.mark.parametrize("name", ["gaussian", "macer", "consistency", "smoothadv"])
+def test_logits_are_the_mean_over_the_copies(name: str, net: nn.Module, batch: Batch) -> None:
+    made: list[Tensor] = []
+    net.register_forward_hook(lambda *given: made.append(given[-1].detach()))
+    found = _run(name, {"samples": 3}, net, batch).logits
+    for i in range(5):  # of the last pass, which is the one that is learned from
+        torch.testing.assert_close(found[i], sum(made[-1][3 * i : 3 * i + 3]) / 3)
+
+
 def test_log_mean_softmax_survives_large_logits() -> None:
     logits = torch.randn(3, 4, 5, dtype=torch.float64)
     torch.testing.assert_close(log_mean_softmax(logits), logits.softmax(-1).mean(1).log())

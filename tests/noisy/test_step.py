@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from covprop.run import Run
 from covprop.train import Interrupted, Recipe, checkpoint, resolve, train
 from covprop.train.distributed import World
 from covprop.train.loop import Trainer
-from covprop.train.setup import with_labels
+from covprop.train.options import NoiseOptions
+from covprop.train.setup import build_model, build_step, with_facts, with_labels
 
 TIMES = ("seconds", "images_per_second")
 
@@ -184,7 +186,8 @@ def test_other_labels_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_model_alone_is_what_is_saved(tmp_path: Path) -> None:
-    train(tiny("coteaching", epochs=2), tmp_path)
+    recipe = tiny("coteaching", epochs=2)
+    train(recipe, tmp_path)
     state = checkpoint.load_state(tmp_path / "state.pt")
     saved = Run(tmp_path).load_model().state_dict()
     assert all(torch.equal(saved[k], v) for k, v in state["model"].items())
@@ -192,6 +195,19 @@ def test_a_model_alone_is_what_is_saved(tmp_path: Path) -> None:
     assert peer.keys() == saved.keys()
     trained = [k for k in saved if saved[k].is_floating_point() and "0." not in k[:2]]
     assert all(not torch.equal(saved[k], peer[k]) for k in trained)
+    facts = with_facts(recipe, data.load("digits", "train"))
+    first = build_model(facts, "second network").state_dict()
+    assert all(not torch.equal(first[k], peer[k]) for k in trained)  # the peer has learned too
+
+
+def test_methods_are_told_of_the_noise_that_training_draws() -> None:
+    images = data.load("digits", "train")
+    recipe = replace(tiny("radius"), noise=NoiseOptions(sigma=0.4, share=0.75))
+    recipe = with_facts(recipe, images)
+    here = World(0, 1, torch.device("cpu"))
+    _, labels = with_labels(recipe, images, here)
+    step, _ = build_step(recipe, build_model(recipe), len(images), here, labels)
+    assert step.method.task.sigma == pytest.approx(0.3)  # type: ignore[union-attr]
 
 
 def test_several_processes_are_refused() -> None:

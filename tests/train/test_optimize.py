@@ -103,7 +103,9 @@ def test_a_state_goes_from_one_device_to_another(tmp_path: Path) -> None:
         torch.testing.assert_close(
             back.state[p]["momentum_buffer"], plain.state[p]["momentum_buffer"]
         )
+    rate = one["lr"]
     set_lr(there, 2.0)
+    assert one["lr"] is rate  # a recorded step reads it where it was
     set_lr(back, 2.0)
     assert one["lr"].item() == back.param_groups[1]["lr"] == 2.0
 
