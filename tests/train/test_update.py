@@ -59,8 +59,8 @@ def test_sums_are_over_images_and_over_radii_that_are_numbers() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_step_goes_down_the_mean_of_the_weighted_losses(weighted: bool) -> None:
-    """The gradient of mean_i c_i |W x_i + b|² written out; weights are shares of the mean radius,
-    0.5 here: the first image's is cut to 1.5, the fourth is dropped, those without a radius count 1."""
+    """The gradient of mean_i c_i |W x_i + b|² written out. Weights are shares of the mean radius,
+    0.5 here: the first is cut to 1.5, the fourth image dropped, and no radius counts 1."""
     weights = RadiusWeights(5, high=1.5, from_epoch=0) if weighted else None
     update = made(weights=weights, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.1)
     given, layer = batch(), update.core.model
