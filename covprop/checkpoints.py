@@ -52,7 +52,7 @@ def read(path: Path) -> Checkpoint:
     """Read a checkpoint of any of the layouts; nothing in the file is executed."""
     if path.suffix == ".safetensors":
         try:
-            return Checkpoint(path, safetensors.torch.load_file(path))
+            return Checkpoint(path, safetensors.torch.load(path.read_bytes()))
         except (OSError, SafetensorError) as error:
             raise InvalidInput(f"{path} cannot be read as safetensors ({error}).") from error
     content = _unpickle(path)

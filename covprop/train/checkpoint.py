@@ -59,7 +59,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
             f"There are no weights at {path}; has this run finished its first epoch?"
         )
     try:
-        tensors = safetensors.torch.load_file(path)
+        # By its bytes: load_file knows no path that is not UTF-8.
+        tensors = safetensors.torch.load(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise InvalidInput(f"Weights {path} cannot be read ({error}).") from error
     load_tensors(path, model, tensors)

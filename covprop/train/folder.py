@@ -68,7 +68,15 @@ def claim(out: Path, config: Config) -> None:
             f"{out} holds a checkpoint (state.pt) but no config.toml that says what it is of; "
             "choose another --out, or start over with --restart."
         )
-    write(path, dumps(config).encode())
+    try:
+        content = dumps(config).encode()
+    except UnicodeEncodeError as error:
+        name = error.object[: error.start].rpartition("\n")[2].partition(" ")[0]
+        raise InvalidInput(
+            f"The recipe gives for {name} a path that is not UTF-8, which {path.name} has to be; "
+            "rename the file or folder."
+        ) from None
+    write(path, content)
 
 
 NAMES = ("config.toml", "labels.tsv", "metrics.jsonl")

@@ -91,3 +91,11 @@ def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(tmp_path
     with checkpoint.locked(tmp_path):
         assert not half.exists()
     assert sorted(os.listdir(tmp_path)) == [".certify_sigma_0.25.json.0.tmp", ".lock"]
+
+
+def test_weights_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")) / "model.safetensors"
+    one, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    checkpoint.save_weights(path, one)
+    checkpoint.load_weights(path, other)
+    assert torch.equal(one.weight, other.weight)

@@ -112,3 +112,10 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 
 def test_nothing_is_moved_aside_where_nothing_is(tmp_path: Path) -> None:
     assert folder.move_aside(tmp_path / "none") is None
+
+
+def test_a_name_that_a_config_cannot_hold_is_one_sentence(tmp_path: Path) -> None:
+    config = {"data": {"augment": "none", "name": os.fsdecode(b"/caf\xe9")}}
+    with pytest.raises(InvalidInput, match=r"gives for name a path that is not UTF-8.*rename"):
+        folder.claim(tmp_path, config)
+    assert not list(tmp_path.iterdir())
