@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covprop.estimate import margin
 from covprop.estimate.linearized import linearize, linearized
 
 COPIES = 4
@@ -80,3 +81,21 @@ def test_half_precision_logits_are_subtracted_in_float32() -> None:
     first, second = model(at).float().topk(2).values.unbind(1)
     assert found.gap.dtype == found.var.dtype == torch.float32
     torch.testing.assert_close(found.gap, (first - second).detach(), rtol=0, atol=0)
+
+
+def test_stride_padding_and_dilation_may_differ_by_direction() -> None:
+    conv = nn.Conv2d(1, 2, (2, 3), stride=(1, 2), padding=(0, 1), dilation=(2, 1))
+    model = nn.Sequential(conv, nn.Flatten(), nn.Linear(18, 3)).double()
+    at = torch.randn(4, 1, 5, 6, dtype=torch.float64)
+    found = linearize(model, at, 0.5)
+    for i, (a, b) in enumerate(zip(found.top.tolist(), found.runner_up.tolist(), strict=True)):
+        gap, square = by_hand(model, at[i], a, b)
+        assert found.gap[i].item() == pytest.approx(gap, rel=1e-9)
+        assert found.var[i].item() == pytest.approx(0.25 * square, rel=1e-9)
+
+
+def test_a_margin_is_that_of_evaluation() -> None:
+    model, x = nn.Sequential(nn.Dropout(0.5), net()), torch.rand(3, 1, 3, 3, dtype=torch.float64)
+    found = margin(model.train(), x, 0.5)
+    assert model.training
+    torch.testing.assert_close(found, margin(model[1].eval(), x, 0.5), rtol=0, atol=0)

@@ -191,6 +191,7 @@ def test_any_method_gets_a_radius_from_its_noisy_logits(
     alone = plain(net, x, y, epoch=0, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(losses.per_sample, alone.per_sample, rtol=0, atol=0)
     assert losses.radius is not None
+    assert not losses.radius.requires_grad
     cov = Propagator(net, 0.25, SHAPE)(x).cov.detach()
     for i, label in enumerate(y.tolist()):
         rest = [c for c in range(4) if c != label]
