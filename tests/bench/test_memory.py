@@ -62,7 +62,7 @@ def test_a_graph_is_recorded_between_two_clean_sheets(monkeypatch: pytest.Monkey
         done.append("record")
         return work
 
-    monkeypatch.setattr(tricks.graph, "capture", record)
+    monkeypatch.setattr(tricks.cudagraph, "capture", record)
     monkeypatch.setattr(memory, "settle", lambda: done.append("settle"))
     monkeypatch.setattr(memory, "forget_workspaces", lambda: done.append("forget"))
     tricks.capture(lambda: None)

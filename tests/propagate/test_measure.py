@@ -6,7 +6,7 @@ from nets import net
 from oracles import monte_carlo_logits
 from torch import Tensor, nn
 
-from covprop import PAPER, InvalidInput, Propagator
+from covprop import PAPER, InvalidInput, Propagator, UnsupportedModel
 
 
 def test_estimated_r_max_is_measured_for_each_layer() -> None:
@@ -95,7 +95,7 @@ def test_calibration_refuses_other_layers_in_another_mode() -> None:
             return nn.functional.linear(2 * x if self.training else x, self.weight)
 
     Propagator(Model(), 0.5, (4, 1, 1))
-    with pytest.raises(InvalidInput, match="in training and in evaluation"):
+    with pytest.raises(UnsupportedModel, match="in training and in evaluation"):
         Propagator(Model(), 0.5, (4, 1, 1), calibrated=True)
 
 
