@@ -56,15 +56,16 @@ def overview_columns(groups: Sequence[Group]) -> list[Column]:
     """One row a recipe, one column a data set and σ; empty if no recipe is in two of these.
 
     A recipe is known by its run's name without folder, seed and σ, so that `a/plain-0.25-seed0`
-    and `b/plain-0.50-seed0` are one row, `plain`. Where that names two runs of one column, they
-    keep their full names.
+    and `b/plain-0.50-seed0` are one row, `plain`. Where that would put two runs into one cell,
+    the folder stays: `a/plain` and `b/plain`.
     """
-    placed = [(_short(g), place, g) for g in groups if (place := _setting(g)) is not None]
-    taken = Counter((name, place) for name, place, _ in placed)
+    placed = [(_without_sigma(g), place, g) for g in groups if (place := _setting(g)) is not None]
+    taken = Counter((name.rsplit("/", 1)[-1], place) for name, place, _ in placed)
+    ambiguous = {short for (short, _), runs in taken.items() if runs > 1}
     cells: dict[str, dict[Setting, Cell]] = {}
     for name, place, group in placed:
-        row = name if taken[name, place] == 1 else group.name
-        cells.setdefault(row, {})[place] = _acr_cell(group)
+        short = name.rsplit("/", 1)[-1]
+        cells.setdefault(name if short in ambiguous else short, {})[place] = _acr_cell(group)
     rows = {name: row for name, row in cells.items() if len(row) > 1}
     first_seen = list(dict.fromkeys(data for _, (data, _), _ in placed))
     places = {place for row in rows.values() for place in row}
@@ -85,13 +86,12 @@ def _setting(group: Group) -> Setting | None:
     return (c.images_of, c.sigma) if c.images_of and c.sigma is not None else None
 
 
-def _short(group: Group) -> str:
-    """`cifar10/late-0.50` of a run at σ = 0.5 is `late`; another number is part of the name."""
-    name = group.name.rsplit("/", 1)[-1]
-    parts = re.fullmatch(r"(.+)-(\d+(?:\.\d+)?)", name)
+def _without_sigma(group: Group) -> str:
+    """`late-0.50` of a run at σ = 0.5 is `late`; another number is part of the name."""
+    parts = re.fullmatch(r"(.*[^/])-(\d+(?:\.\d+)?)", group.name)
     if parts and float(parts[2]) == group.members[0].certification.sigma:
         return parts[1]
-    return name
+    return group.name
 
 
 def _acr_cell(group: Group) -> Cell:

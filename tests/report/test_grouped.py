@@ -68,13 +68,15 @@ def test_seeds_are_one_cell_with_their_deviation(tmp_path: Path) -> None:
     assert [group.name for group in by_recipe(summaries)] == ["a/plain", "b/plain"]
 
 
-def test_two_runs_for_one_cell_keep_their_full_names(tmp_path: Path) -> None:
-    for k, (folder, sigma) in enumerate((("a", 0.25), ("b", 0.25), ("a/more", 0.5), ("b", 0.5))):
-        make_run(tmp_path / folder / f"plain-{sigma}", k + 1, sigma)
-    assert table_of(tmp_path) == {}
-    make_run(tmp_path / "c/plain-1.0", 7, 1.0)
-    make_run(tmp_path / "c/plain-2.0", 8, 2.0)
-    assert list(table_of(tmp_path)) == ["plain"]
+def test_two_runs_for_one_cell_keep_their_folders(tmp_path: Path) -> None:
+    logs = {
+        (folder, sigma): make_run(tmp_path / folder / f"plain-{sigma}", k, sigma)
+        for k, (folder, sigma) in enumerate((("a", 0.25), ("b", 0.25), ("a", 0.5), ("b", 0.5)), 1)
+    }
+    found = table_of(tmp_path)
+    assert list(found) == ["a/plain", "b/plain"]
+    for (folder, sigma), log in logs.items():
+        assert found[f"{folder}/plain"][f"digits, σ={sigma}"].startswith(f"{acr(log):.3f}")
 
 
 def test_the_report_has_it_only_where_it_says_something(tmp_path: Path) -> None:
