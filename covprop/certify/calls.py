@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from covprop.certify.bounds import Question, best_lower, certified_radius
+from covprop.certify.given import device_of, dtype_of
 from covprop.certify.noise import block_size
-from covprop.certify.sample import Way, blocks_a_pass, device_of, dtype_of
+from covprop.certify.sample import Way, blocks_a_pass
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
+from covprop.certify.given import check_images
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
-from covprop.certify.sample import Sampler, Tallies, Way, check_images
+from covprop.certify.sample import Sampler, Tallies, Way
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 

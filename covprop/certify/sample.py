@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
+from covprop.certify.given import check_images, check_norms, device_of, dtype_of
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.errors import InvalidInput, first_line, out_of_memory
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
-from covprop.pixels import check_range
 
 # In a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200. None of them is
 # idle at the end of a layer then. Each takes 2 % longer in a pass of 2,048, and 3 % less in one of
@@ -249,55 +249,3 @@ class Sampler:
             raise InvalidInput(
                 f"the model fails on images of shape {list(sample.shape[1:])}: {first_line(error)}"
             ) from error
-
-
-def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
-    """Refuse what is no image, and images on another scale than σ."""
-    if not isinstance(x, Tensor):
-        raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x)")
-    if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
-        rows = "; rows of n numbers go in as [b, n, 1, 1], into a model that begins with nn.Flatten"
-        raise InvalidInput(
-            f"x must be float images [c, h, w] or [b, c, h, w], "
-            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}{rows * (x.ndim < 3)}"
-        )
-    check_range(x, value_range)
-
-
-def check_norms(model: nn.Module) -> None:
-    """Refuse a network whose samples depend on each other: none is then one of x + noise alone."""
-    for name, layer in model.named_modules():
-        norm = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
-        if norm and layer.running_var is None:
-            raise InvalidInput(
-                f"the batch norm {name} keeps no statistics, so an image's logits depend on what "
-                "else is in the batch and nothing can be said of it; make it with "
-                "track_running_stats=True"
-            )
-
-
-def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:
-    """The one given, else where the model's tensors are, else where the images are."""
-    if device is None and isinstance(model, nn.Module):
-        tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
-        device = next((t.device for t in tensors), x.device)
-    return torch.device(x.device if device is None else device)
-
-
-def dtype_of(model: Classifier) -> torch.dtype:
-    """What a module's weights are all in; float32 where they differ or there are none."""
-    weights = model.parameters() if isinstance(model, nn.Module) else ()
-    found = {p.dtype for p in weights if p.is_floating_point()}
-    return found.pop() if len(found) == 1 else torch.float32
-
-
-def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[int]:
-    """The images' names: 0, 1, … unless given."""
-    if index is None:
-        return list(range(images))
-    given = [index] if isinstance(index, int) else [int(i) for i in index]
-    if len(given) != images:
-        raise InvalidInput(f"{images} images need {images} indices, not {len(given)}")
-    if any(i < 0 for i in given):
-        raise InvalidInput("an image's index cannot be negative")
-    return given

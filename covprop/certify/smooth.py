@@ -33,8 +33,9 @@ from covprop.certify.calls import (
     on_fast_path,
 )
 from covprop.certify.each import Certifying, Predicting, Source, settle, stack
+from covprop.certify.given import as_index, check_images
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import Sampler, Way, as_index, check_images
+from covprop.certify.sample import Sampler, Way
 from covprop.logits import Classifier
 
 ABSTAIN = -1

@@ -6,7 +6,8 @@ from nets import HalfSpace
 from torch import Tensor, nn
 
 from covprop.certify import certify
-from covprop.certify.sample import Sampler, device_of
+from covprop.certify.given import device_of
+from covprop.certify.sample import Sampler
 from covprop.errors import InvalidInput
 
 SHAPE = (1, 4, 4)
