@@ -11,7 +11,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.layers import widened
-from covprop.radius import top_two
+from covprop.radius import gap_between, top_two
 
 
 class Linearization(NamedTuple):
@@ -39,18 +39,12 @@ def linearize(
             logits = logits_of(model, at)
         top, runner_up = top_two(logits.unflatten(0, (-1, copies)).mean(1))
         pair = torch.stack([top, runner_up], 1).repeat_interleave(copies, dim=0)
-        gap = difference(logits, pair)
+        gap = gap_between(widened(logits), *pair.unbind(1))
         slope = pullback(gap, at, create_graph)
         var = sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
     if not create_graph:
         logits, gap = logits.detach(), gap.detach()
     return Linearization(logits, gap, var, pair[:, 0], pair[:, 1])
-
-
-def difference(logits: Tensor, pair: Tensor) -> Tensor:
-    """u_a − u_b for the pair of classes of each row, in float32 or wider."""
-    values = widened(logits.gather(1, pair))
-    return values[:, 0] - values[:, 1]
 
 
 def linearized(

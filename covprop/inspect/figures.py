@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covprop.report.curves import RC as REPORT_RC
-from covprop.report.style import line
+from covprop.report.style import any_letters, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,9 +97,7 @@ def look() -> Iterator[None]:
     """matplotlib in the style of the reports."""
     import matplotlib
 
-    with matplotlib.rc_context(RC), warnings.catch_warnings():
-        # A class may be called anything; what the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with matplotlib.rc_context(RC), any_letters():
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from covprop.errors import InvalidInput
 from covprop.noisy.rate import Floats, Integers, check
+from covprop.report.style import any_letters
 
 COLUMNS = ("is_label_issue", "label_quality", "given_label", "predicted_label")
 QUALITY_NAMES = ("label_quality", "label_score")
@@ -175,8 +175,6 @@ def picture_grid(
         axes.set_title(title, fontsize=8, color=colour, parse_math=False)  # "$" is a name's own
         axes.set_axis_off()
     content = io.BytesIO()
-    with warnings.catch_warnings():
-        # A class may be called anything; what the font lacks is drawn as a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with any_letters():
         figure.savefig(content, format="png")
     return content.getvalue()

@@ -1,11 +1,10 @@
 """The figures of a report as PNG and SVG: curves, p_A, estimated against certified radius."""
 
 import io
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from covprop.report.style import OUTCOMES, line, shorten
+from covprop.report.style import OUTCOMES, any_letters, line, shorten
 from covprop.report.summary import P_NAMES, Agreement, Summary
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ def figures(summaries: Sequence[Summary]) -> dict[str, bytes]:
     """Every figure by file name, for example `curves.png` and `curves.svg`."""
     import matplotlib
 
-    with matplotlib.rc_context(RC), warnings.catch_warnings():
-        # A name in a script the font lacks shows boxes in the legend; that is no reason to fail.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with matplotlib.rc_context(RC), any_letters():
         made = {"curves": _curves(summaries)}
         if any(s.p_shares for s in summaries):
             made["p_a"] = _p_bars([s for s in summaries if s.p_shares])
