@@ -30,6 +30,10 @@ class Point:
         return self.group.members[0]
 
     @property
+    def seeds(self) -> int:
+        return len(self.group.members)
+
+    @property
     def estimated(self) -> Summary:
         """The run with the most estimators, the first of them."""
         return max(self.group.members, key=lambda member: len(member.agreements))
@@ -63,7 +67,7 @@ class Point:
 def plus_minus(point: Point) -> str:
     """ACR with the deviation over seeds, or the interval over images of one run alone."""
     mean, deviation = point.group.acr
-    if len(point.group.members) == 1:
+    if point.seeds == 1:
         deviation = point.first.acr.half
     return f"{mean:.3f} ± {deviation:.3f}"
 

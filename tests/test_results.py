@@ -82,6 +82,19 @@ def test_the_overview_has_the_best_row_of_every_method(make: ModuleType, tmp_pat
     assert sample[1].startswith(f"{acr(5):.3f} ± ")
 
 
+def test_the_overview_takes_the_row_of_most_seeds_over_a_lucky_one(
+    make: ModuleType, tmp_path: Path
+) -> None:
+    *several, lucky = sorted((1, 2, 3), key=acr)
+    for seed, rows in enumerate(several):
+        add_run(tmp_path / "mnist-0.25", "a", seed, rows=rows)
+    add_run(tmp_path / "mnist-0.25", "a-44epochs", 0, rows=lucky)
+    ((_, cell, *_),) = lines(make.overview("a"), "a`")
+    mean = sum(map(acr, several)) / 2
+    assert cell.startswith(f"{mean:.3f} ± ")
+    assert cell.endswith(" (2 seeds)")
+
+
 def test_the_table_has_every_recipe_once(make: ModuleType, tmp_path: Path) -> None:
     wave = tmp_path / "mnist-0.25"
     for seed in (0, 1):
