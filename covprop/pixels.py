@@ -16,7 +16,7 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
         raise InvalidInput("the images are on the meta device, where there are no numbers.")
     if value_range is None or x.numel() == 0:
         return
-    low, high = (float(v) for v in x.aminmax())
+    low, high = (float(v) for v in x.detach().aminmax())
     if not (value_range[0] <= low and high <= value_range[1]):  # also refuses NaN
         raise InvalidInput(
             f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "

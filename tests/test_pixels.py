@@ -18,3 +18,8 @@ def test_pixels_on_another_scale_are_refused() -> None:
         check_range(x, None)
     check_range(torch.tensor([0.0, 1.0]), (0.0, 1.0))
     check_range(torch.empty(0, 3), (0.0, 1.0))
+
+
+@pytest.mark.filterwarnings("error")
+def test_images_that_want_a_gradient() -> None:
+    check_range(torch.tensor([0.0, 1.0], requires_grad=True), (0.0, 1.0))

@@ -121,10 +121,12 @@ def unknown(value: Any) -> Tensor:
 
 
 def operands_of(step: Step) -> list[Any]:
-    """The operands of a call: the list that cat takes, or else the first two arguments."""
+    """The operands of a call: the list that cat takes, or else the first two arguments; `alpha`,
+    which scales the second one of a sum, is none."""
     if "tensors" in step.kwargs:
         return list(step.kwargs["tensors"])
-    given = [*step.args, *step.kwargs.values()]
+    named = sorted(step.kwargs, key=lambda name: name != "input")
+    given = [*step.args, *(step.kwargs[name] for name in named if name != "alpha")]
     if given and isinstance(given[0], tuple | list):
         return list(given[0])
     return given[:2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
@@ -67,6 +68,11 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
         raise UnsupportedModel(
             f"{type(model).__name__} hides the network from torch.fx: give its .module, and wrap "
             "the propagator in its place."
+        )
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has lazy layers whose sizes are not known yet: run it on a "
+            "batch of images once."
         )
     before = set(vars(model))
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]

@@ -277,3 +277,11 @@ def test_operations_read_as_they_are_written() -> None:
         Tensor.view: "Tensor.view",
     }
     assert {operation: describe(operation) for operation in written} == written
+
+
+def test_lazy_layers_want_a_first_batch() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(UnsupportedModel, match="lazy layers whose sizes are not known yet: run it"):
+        check(net, (1, 2, 2))
+    net(torch.zeros(1, 1, 2, 2))
+    check(net, (1, 2, 2))

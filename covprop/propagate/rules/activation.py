@@ -21,7 +21,7 @@ from covprop.kernels.moments import (
 )
 from covprop.layers import HermiteActivation, per_channel
 from covprop.propagate.registry import Layer, Operation, channel_std, option, rule
-from covprop.propagate.rules.norm import expand_pixels
+from covprop.propagate.rules.conv import expand_pixels
 from covprop.propagate.settings import Settings
 
 Slope = float | Callable[[Layer], float]

@@ -44,9 +44,18 @@ def constant_in(weight: Tensor, cov: Tensor, settings: Settings) -> Tensor:
     return (weight.detach() if settings.detach_covariance else weight).to(cov)
 
 
+def expand_pixels(cov: Tensor, features: int) -> Tensor:
+    """The covariance of all f = N·M features of a flattened image: Σ ⊗ I_M."""
+    pixels = features // cov.shape[0]
+    if pixels == 1:
+        return cov
+    return torch.kron(cov, torch.eye(pixels, dtype=cov.dtype, device=cov.device))
+
+
 def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
     """Covariance after a convolution with weight [o, i/groups, *kernel]."""
     weight = constant_in(weight, cov, settings)
+    cov = expand_pixels(cov, groups * weight.shape[1])  # x.flatten(1)[:, :, None, None]
     taps = weight[0, 0].numel()
     spatial_first = weight.movedim(1, -1).reshape(weight.shape[0], taps, weight.shape[1])
     # Few channels cost nothing in float32, and the image's own come first in every chain.
@@ -63,6 +72,7 @@ def convolve_transposed(cov: Tensor, weight: Tensor, groups: int, settings: Sett
     """
     weight = constant_in(weight, cov, settings)
     in_channels, per_group = weight.shape[:2]
+    cov = expand_pixels(cov, in_channels)
     taps = weight[0, 0].numel()
     by_group = weight.reshape(groups, in_channels // groups, per_group, taps)
     laid_out = by_group.permute(0, 2, 3, 1).reshape(groups * per_group, taps, -1)

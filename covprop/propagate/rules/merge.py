@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from covprop.propagate.registry import Call, Unsupported, rule
-from covprop.propagate.rules.conv import constant_in
-from covprop.propagate.rules.norm import expand_pixels, scale_channels
+from covprop.propagate.rules.conv import constant_in, expand_pixels
+from covprop.propagate.rules.norm import scale_channels
 from covprop.propagate.settings import Settings
 
 Covs = tuple[Tensor | None, ...]
@@ -81,7 +81,7 @@ def multiply(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tenso
             "replace the gate by a constant or a learned scale",
         )
     random = 0 if covs[0] is not None else 1
-    factor = call.get(1 - random, "other")
+    factor = call.get(1 - random, "other" if random == 0 else "input")
     cov = covs[random]
     assert cov is not None
     return constant_factor(cov, factor, shapes[random], settings)
@@ -104,7 +104,7 @@ def negate(call: Call, cov: Tensor, settings: Settings) -> Tensor:
 @rule(torch.cat, torch.concat)
 def concatenate(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
     """Channel concatenation: a block diagonal of the operands' covariances."""
-    dim = call.get(1, "dim", 0)
+    dim = call.get(1, "dim", call.kwargs.get("axis", 0))
     if dim % (len(shapes[0]) + 1) != 1:
         raise Unsupported(
             f"it concatenates along dimension {dim}, not along the channels",

@@ -11,18 +11,10 @@ from torch import Tensor, nn
 from covprop.layers import ActNorm, per_channel, widened
 from covprop.models.normalize import Normalize
 from covprop.propagate.registry import Call, Unsupported, rule
-from covprop.propagate.rules.conv import constant_in
+from covprop.propagate.rules.conv import constant_in, expand_pixels
 from covprop.propagate.settings import Settings
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-
-
-def expand_pixels(cov: Tensor, features: int) -> Tensor:
-    """The covariance of all f = N·M features of a flattened image: Σ ⊗ I_M."""
-    pixels = features // cov.shape[0]
-    if pixels == 1:
-        return cov
-    return torch.kron(cov, torch.eye(pixels, dtype=cov.dtype, device=cov.device))
 
 
 def scale_channels(cov: Tensor, scale: Tensor) -> Tensor:

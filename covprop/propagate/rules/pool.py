@@ -94,7 +94,7 @@ def adaptive_avg_pool(
 
 def summed_pixels(call: Call, shape: tuple) -> int:
     """How many pixels x.mean(dims) or x.sum(dims) gathers; only spatial dimensions may go."""
-    dims = call.get(1, "dim")
+    dims = call.get(1, "dim", call.kwargs.get("axis"))
     ndim = len(shape) + 1
     dims = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
     dims = tuple(dim % ndim for dim in dims)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import dense_covariance, is_psd, largest_block, random_covariance, relative
 from torch import nn
 
-from covprop import PAPER, Settings
+from covprop import PAPER, Propagator, Settings
 from covprop.propagate.rules.conv import conv, conv_transpose
 
 EXACT = PAPER.but(r_max=0.0)
@@ -108,3 +108,13 @@ def test_memory_layout_does_not_matter(channels_last: bool) -> None:
     if channels_last:
         layer = layer.to(memory_format=torch.channels_last)
     torch.testing.assert_close(conv(layer, torch.eye(4), EXACT), expected)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(24, 3, 1), nn.ConvTranspose2d(24, 3, 1)])
+def test_a_flattened_image_as_channels(layer: nn.Module) -> None:
+    """A head of 1×1 convolutions on what was flattened: every feature is a channel of its own."""
+    model = nn.Sequential(nn.Conv2d(2, 6, 1), nn.Flatten(), nn.Unflatten(1, (24, 1, 1)), layer)
+    model.append(nn.Flatten()).double()
+    ours = Propagator(model, 0.5, (2, 2, 2), EXACT)(torch.zeros(1, 2, 2, 2).double()).cov
+    eye = 0.25 * torch.eye(2, dtype=torch.float64)
+    assert relative(ours, dense_covariance(model, eye, (2, 2, 2))[0]) < 1e-10

@@ -44,6 +44,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "iadd": in_place_add,
     "sub": lambda a, b: a - b,
     "torch.add alpha": lambda a, b: torch.add(a, b, alpha=3),
+    "torch.add alpha first": lambda a, b: torch.add(a, alpha=3, other=b),
+    "torch.sub by name": lambda a, b: torch.sub(alpha=3, other=b, input=a),
+    "torch.mul by name": lambda a, b: torch.mul(input=torch.tensor(2.0), other=a) + b,
+    "cat by axis": lambda a, b: torch.cat([a, b], axis=1),  # type: ignore[call-overload]
     "method add_": lambda a, b: a.add_(b),
     "constant": lambda a, b: 1 - a + 2.5,
     "scale": lambda a, b: 3 * a + b / 4,

@@ -88,13 +88,15 @@ class Reduce(nn.Module):
                 return x.mean(-1).mean(-1)
             case "sum":
                 return x.sum(dim=(-2, -1))
+            case "axis":
+                return torch.mean(x.sum(axis=3), axis=2)  # type: ignore[call-overload]
             case "keep":
                 return x.mean((2, 3), keepdim=True).flatten(1)
             case _:
                 return x.mean(1).flatten(1)
 
 
-@pytest.mark.parametrize("how", ["mean", "one by one", "sum", "keep"])
+@pytest.mark.parametrize("how", ["mean", "one by one", "sum", "axis", "keep"])
 def test_spatial_reductions(how: str) -> None:
     from covprop import Propagator
 
