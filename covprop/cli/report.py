@@ -33,16 +33,20 @@ def report(
 
     Intervals are 95 % bootstrap intervals over the certified images.
 
-    Only files are read: certify_sigma_S.tsv and what lies beside it.
+    Only files are read: certify_sigma_S.tsv and what lies beside it. Of more than 12 runs in
+    several folders, each folder has tables of its own, and with --out figures and a page.
 
     \b
     covprop report runs/digits                    one run, on the terminal
     covprop report runs --html report.html        every run under runs/, as a page
     covprop report runs/a log.tsv --out rep       tables, figures, page in rep/
     """
+    from rich.text import Text
+
     from covprop.cli.console import wide_console
     from covprop.report import read, summarize, write, write_page
-    from covprop.report.tables import print_table, tables
+    from covprop.report.parts import headed_tables, parts
+    from covprop.report.tables import print_table
 
     certifications, warnings = read(paths)
     radii, summaries = summarize(certifications)
@@ -52,9 +56,15 @@ def report(
     if html is not None:
         written.append(write_page(radii, summaries, html, warnings))
     console = wide_console()
-    for table, note in tables(radii, summaries):
-        print_table(table, note, console)
+    for heading, noted in headed_tables(radii, summaries, parts(summaries)):
+        if heading:
+            console.rule(Text(heading), align="left")
+        for table, note in noted:
+            print_table(table, note, console)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
-    for path in written:
+    here = [path for path in written if path.parent == out or path == html]
+    for path in here:
         typer.echo(f"wrote {path}")
+    if more := len(written) - len(here):
+        typer.echo(f"wrote {more} more files, into folders of {out}")

@@ -51,9 +51,11 @@ def figures(summaries: Sequence[Summary]) -> dict[str, bytes]:
 
 
 def _encode(figure: "Figure", kind: str) -> bytes:
+    """The figure as a file. Its parts find their places once: that takes as long as drawing."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {}
     figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+    figure.set_layout_engine("none")
     return buffer.getvalue()
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,9 @@ def render(
     radii: Sequence[float],
     summaries: Sequence[Summary],
     warnings: Sequence[str] = (),
+    folders: Sequence[str] = (),
 ) -> str:
-    """The page as text.
+    """The page as text; with `folders`, links to the pages there in the place of the figures.
 
     Example: `Path("report.html").write_text(render(*summarize(certifications)))`.
     """
@@ -50,6 +52,7 @@ def render(
         style=Markup((files / "page.css").read_text(encoding="utf-8")),
         script=Markup((files / "page.js").read_text(encoding="utf-8")),
         warnings=warnings,
+        folders=[(folder, quote(f"{folder}/report.html")) for folder in folders],
         lines=[line(i) for i in range(len(summaries))],
         table=table,
         rows=list(zip(*(column.cells for column in table), strict=True)),

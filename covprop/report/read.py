@@ -61,6 +61,12 @@ class Certification:
         split = self.meta.get("split", "test")
         return self.data if split == "test" else f"{self.data} ({_printable(str(split))})"
 
+    @property
+    def folder(self) -> Path:
+        """Where the run lies, beside others: above its own folder, or where a bare log is."""
+        up = self.path.resolve().parent
+        return up.parent if self.path.name.startswith("certify_") else up
+
 
 def read(paths: Iterable[str | Path]) -> tuple[list[Certification], list[str]]:
     """Every certification under the given run folders, folders of runs and logs, and warnings.
@@ -237,8 +243,7 @@ def _with_distinct_names(certifications: list[Certification]) -> list[Certificat
     counts = Counter(c.name for c in certifications)
     named = []
     for c in certifications:
-        up = c.path.resolve().parent
-        folder = up.parent.name if c.path.name.startswith("certify_") else up.name
+        folder = c.folder.name
         again = counts[c.name] > 1 and folder
         named.append(replace(c, name=f"{_printable(folder)}/{c.name}") if again else c)
     taken: Counter[str] = Counter()

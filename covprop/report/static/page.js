@@ -32,6 +32,7 @@
 
   // Runs are switched on and off by the legend.
   const area = document.getElementById("curves");
+  if (!area) return; // the figures are on pages of their own
   const groups = Array.from(area.querySelectorAll("g[data-run]"));
   const shown = facts.runs.map(() => true);
   for (const button of document.querySelectorAll("#legend button")) {
