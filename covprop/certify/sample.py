@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
-from covprop.certify.given import check_images, check_norms, device_of, dtype_of
+from covprop.certify.given import (
+    check_company,
+    check_images,
+    check_norms,
+    device_of,
+    dtype_of,
+)
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.errors import InvalidInput, first_line, out_of_memory
@@ -217,12 +223,14 @@ class Sampler:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Learn the number of classes, and whether the model takes channels-last images.
+        """Learn the number of classes, whether images do without company, and go in channels last.
 
-        Convolutions run up to twice as fast on them; a model that calls `view` on its feature maps
+        Convolutions run up to twice as fast on those; a model that calls `view` on its feature maps
         cannot, and then gets ordinary ones.
         """
-        sample = self.x.new_zeros(2, *self.x.shape[1:])
+        image = torch.linspace(0, 1, math.prod(self.x.shape[1:]), device=self.device)
+        image = image.view(self.x.shape[1:])
+        sample = torch.stack([image, torch.zeros_like(image)])
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
@@ -239,6 +247,8 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
+        other = torch.stack([image, torch.ones_like(image)])
+        check_company(lambda batch: self._logits(batch)[0], sample, other)
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

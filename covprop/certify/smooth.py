@@ -103,7 +103,8 @@ def certify(
 
     With probability at least 1 − alpha an image's prediction is what the smoothed classifier
     returns everywhere within `radius`. `model` is any callable from images to logits [b, classes];
-    a module is put in eval mode for the time of the call.
+    a module is put in eval mode for the time of the call, a function around one is not, and is
+    refused where an image's logits depend on the others of its batch.
 
     `index` names the images (default 0, 1, …): noise is a function of (seed, index), so a row does
     not depend on which others were certified with it. In float32 on the CPU, with the same number

@@ -99,6 +99,39 @@ def test_a_batch_norm_by_the_batch_certifies_nothing() -> None:
         covprop.predict(model, X, sigma=0.25, n=100)
 
 
+def test_a_function_around_a_network_in_training_mode_certifies_nothing() -> None:
+    """Only a module can be put in eval mode; samples that share a batch would share their fate."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    for fast in (None, True):
+        with pytest.raises(InvalidInput, match=r"what else is in the batch.* eval mode"):
+            covprop.certify(lambda x: model(x), X, sigma=0.25, n=100, fast=fast)
+        with pytest.raises(InvalidInput, match="what else is in the batch"):
+            covprop.predict(model.forward, X, sigma=0.25, n=100, fast=fast)
+    expected = covprop.certify(model, X, sigma=0.25, n=100)
+    model.eval()
+    assert torch.equal(covprop.certify(model.forward, X, sigma=0.25, n=100).count, expected.count)
+
+
+def test_a_norm_over_several_processes_without_statistics_is_named_too() -> None:
+    norm = nn.SyncBatchNorm(1, track_running_stats=False)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 3))
+    with pytest.raises(InvalidInput, match="batch norm 0 keeps no statistics"):
+        covprop.certify(model, X, sigma=0.25, n=100)
+
+
+def test_what_is_random_or_nan_does_not_depend_on_its_company() -> None:
+    """A coin for each sample is a classifier like any other; so is one without an answer."""
+    generator = torch.Generator().manual_seed(0)
+
+    def coin(x: Tensor) -> Tensor:
+        return torch.randint(2, (len(x), 3), generator=generator).float()
+
+    for _ in range(20):  # two throws of a coin are often the same
+        assert covprop.certify(coin, X, sigma=0.25, n=300).n.tolist() == [300, 300]
+    nan = covprop.certify(lambda x: torch.full((len(x), 3), torch.nan), X, sigma=0.25, n=300)
+    assert nan.nan.tolist() == [300, 300]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
