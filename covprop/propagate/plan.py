@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
-from covprop.propagate.registry import Call, Layer, Rule, Unsupported, channel_std, kind
+from covprop.propagate.channels import channel_std
+from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]

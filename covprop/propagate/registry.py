@@ -129,38 +129,6 @@ def rule(
     return register
 
 
-class _Deviation(torch.autograd.Function):
-    """√v, with a zero derivative instead of an infinite one at 0.
-
-    Backward needs the result alone. What autograd would keep by itself are the variances, which as
-    a diagonal keep all of Σ.
-    """
-
-    @staticmethod
-    def forward(variance: Tensor) -> Tensor:
-        std = torch.sqrt(variance.clamp_min(torch.finfo(variance.dtype).tiny))
-        return torch.where(variance > 0, std, torch.zeros_like(std))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (std,) = ctx.saved_tensors
-        slope = 0.5 / torch.where(std > 0, std, torch.ones_like(std))
-        return grad * torch.where(std > 0, slope, torch.zeros_like(std))
-
-
-def channel_std(cov: Tensor, features: int) -> Tensor:
-    """√diag Σ for each feature: one a channel, repeated over the pixels of a flattened image.
-
-    A zero variance has a zero derivative here instead of an infinite one.
-    """
-    std = _Deviation.apply(torch.diagonal(cov))
-    return std if len(std) == features else std.repeat_interleave(features // len(std))
-
-
 def find(operation: Operation) -> Rule | None:
     """The rule of an operation, by exact type; None where there is none."""
     try:

@@ -20,8 +20,8 @@ from covprop.kernels.moments import (
     quadrature_mean,
 )
 from covprop.layers import HermiteActivation, per_channel
-from covprop.propagate.registry import Layer, Operation, channel_std, option, rule
-from covprop.propagate.rules.conv import expand_pixels
+from covprop.propagate.channels import channel_std, expand_pixels
+from covprop.propagate.registry import Layer, Operation, option, rule
 from covprop.propagate.settings import Settings
 
 Slope = float | Callable[[Layer], float]

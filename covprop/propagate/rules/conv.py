@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.kernels import tap_sum
+from covprop.propagate.channels import constant_in, expand_pixels
 from covprop.propagate.registry import Call, rule
 from covprop.propagate.settings import Settings
 
@@ -37,19 +38,6 @@ def sum_over_taps(
     blocks = cov.view(groups, in_channels, groups, in_channels)
     product = torch.einsum("goti,gihj->gothj", grouped, blocks)
     return torch.einsum("gothj,hptj->gohp", product, grouped).reshape(out_channels, out_channels)
-
-
-def constant_in(weight: Tensor, cov: Tensor, settings: Settings) -> Tensor:
-    """A weight in Σ's precision, held constant where the settings say so."""
-    return (weight.detach() if settings.detach_covariance else weight).to(cov)
-
-
-def expand_pixels(cov: Tensor, features: int) -> Tensor:
-    """The covariance of all f = N·M features of a flattened image: Σ ⊗ I_M."""
-    pixels = features // cov.shape[0]
-    if pixels == 1:
-        return cov
-    return torch.kron(cov, torch.eye(pixels, dtype=cov.dtype, device=cov.device))
 
 
 def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.propagate.channels import constant_in
 from covprop.propagate.registry import Call, Unsupported, rule
-from covprop.propagate.rules.conv import constant_in, sum_over_taps
+from covprop.propagate.rules.conv import sum_over_taps
 from covprop.propagate.settings import Settings
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covprop.propagate.channels import constant_in, expand_pixels, scale_channels
 from covprop.propagate.registry import Call, Unsupported, rule
-from covprop.propagate.rules.conv import constant_in, expand_pixels
-from covprop.propagate.rules.norm import scale_channels
 from covprop.propagate.settings import Settings
 
 Covs = tuple[Tensor | None, ...]

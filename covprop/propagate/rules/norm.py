@@ -10,17 +10,11 @@ from torch import Tensor, nn
 
 from covprop.layers import ActNorm, per_channel, widened
 from covprop.models.normalize import Normalize
+from covprop.propagate.channels import constant_in, scale_channels
 from covprop.propagate.registry import Call, Unsupported, rule
-from covprop.propagate.rules.conv import constant_in, expand_pixels
 from covprop.propagate.settings import Settings
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-
-
-def scale_channels(cov: Tensor, scale: Tensor) -> Tensor:
-    """Σ ∘ (s sᵀ); a scale for each feature of a flattened image expands Σ to features first."""
-    cov = expand_pixels(cov, scale.numel())
-    return cov * (scale[:, None] * scale[None, :])
 
 
 class _BatchVariance(torch.autograd.Function):
