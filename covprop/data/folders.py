@@ -1,7 +1,7 @@
 """Images in class folders: ImageNet, Places365 and own trees; decoded later, in workers.
 
-An own tree is either `train/CLASS/*` with `val/CLASS/*` (or `test/`), or plain `CLASS/*`, in which
-every fifth image of a class, by name, is a test image.
+An own tree is either `train/CLASS/*` with `test/CLASS/*` (or `val/`; of both it is `test/`), or
+plain `CLASS/*`, in which every fifth image of a class, by name, is a test image.
 """
 
 import os
@@ -77,10 +77,7 @@ def read_tree(folder: Path, split: str) -> FolderImages:
     """Read the file list of one split of an own class-folder tree."""
     train = folder / "train"
     if train.is_dir():
-        held_out = [folder / name for name in ("val", "test") if (folder / name).is_dir()]
-        if split == "test" and not held_out:
-            raise InvalidInput(f"{folder}: has train/ but neither val/ nor test/; add one.")
-        chosen = train if split == "train" else held_out[0]
+        chosen = train if split == "train" else _test_folder(folder)
         # Labels follow the training classes, so that both splits number them alike.
         classes = class_names(train)
         stray = sorted(set(class_names(chosen)) - set(classes))
@@ -102,6 +99,15 @@ def read_tree(folder: Path, split: str) -> FolderImages:
         held = {file for i, file in enumerate(files) if i % TEST_EVERY == 0}
         items += [(file, label) for file in files if (file in held) == (split == "test")]
     return _gather(folder.name, folder, (classes, items))
+
+
+def _test_folder(folder: Path) -> Path:
+    """test/, else val/; a test/ without classes is a contest's, whose labels nobody has."""
+    there = [folder / name for name in ("test", "val") if (folder / name).is_dir()]
+    if not there:
+        raise InvalidInput(f"{folder}: has train/ but neither val/ nor test/; add one.")
+    sorted_by_class = [path for path in there if any(entry.is_dir() for entry in path.iterdir())]
+    return (sorted_by_class or there)[0]
 
 
 def reshape(data: FolderImages, shape: tuple[int, int, int]) -> FolderImages:

@@ -51,6 +51,16 @@ def test_a_folder_is_read_at_the_size_wanted(tree):
             load(str(tree), "train", image_shape=shape)
 
 
+def test_of_val_and_test_it_is_test(tree):
+    """A log of test images is not to be one of those that a model was chosen by."""
+    (tree / "test").mkdir()
+    image(tree / "test" / "unknown.png")  # as contests hand it out, without labels
+    assert load(str(tree), "test").folder == tree / "val"
+    image(tree / "test" / "n02" / "a.png")
+    assert names(load(str(tree), "test")) == ["n02/a.png"]
+    assert len(load(str(tree), "train")) == 6
+
+
 def test_hidden_files_and_folders_are_left_out(tree):
     (tree / "train" / "n01" / "._n01_0.JPEG").write_bytes(b"macOS")
     (tree / "train" / ".cache").mkdir()
