@@ -1,11 +1,12 @@
 """The bound that removes cross-correlation (Theorem 2 of the paper; Hanebeck et al. 2001).
 
-For x₁ ~ N(0, Σ₁) and x₂ ~ N(0, Σ₂) with a correlation coefficient of at most r_max in absolute
-value, the block diagonal B = diag(τ₁Σ₁, τ₂Σ₂) satisfies B ⪰ Cov(x₁, x₂) with
+For x₁ ~ N(0, Σ₁) and x₂ ~ N(0, Σ₂) with |corr(aᵀx₁, bᵀx₂)| ≤ r_max in all directions a and b (for
+single entries alone it is not enough), B = diag(τ₁Σ₁, τ₂Σ₂) satisfies B ⪰ Cov(x₁, x₂) with
 
     τ₁ = 1/(η − κ),  τ₂ = 1/(η + κ),  κ² ≤ (1 − 2η)/(1 − r_max²) + η²,  ½ ≤ η ≤ 1/(1 + r_max).
 
-The propagation uses η = 1/(1 + r_max) and κ = 0, so τ₁ = τ₂ = 1 + r_max.
+The propagation uses η = 1/(1 + r_max) and κ = 0, so τ₁ = τ₂ = 1 + r_max, which is
+`Settings.correlation_factor`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def inflation(r_max: float, eta: float | None = None, kappa: float = 0.0) -> tup
 def decorrelated_bound(
     first: Tensor, second: Tensor, r_max: float, eta: float | None = None, kappa: float = 0.0
 ) -> Tensor:
-    """B = diag(τ₁Σ₁, τ₂Σ₂), which bounds the joint covariance whatever the cross-correlation."""
+    """B = diag(τ₁Σ₁, τ₂Σ₂), which bounds the joint covariance of every pair whose correlation is
+    at most r_max in all directions."""
     tau_1, tau_2 = inflation(r_max, eta, kappa)
     return torch.block_diag(tau_1 * first, tau_2 * second)

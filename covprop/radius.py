@@ -32,13 +32,18 @@ class TopTwo(NamedTuple):
     runner_up: Tensor
 
 
-def top_two(mean: Tensor) -> TopTwo:
-    """The largest and second largest class of each row; NaN counts as largest, so it shows."""
+def check_classes(mean: Tensor) -> None:
+    """Logits of two classes or more, or InvalidInput."""
     if mean.ndim != 2 or mean.shape[1] < 2:
         raise InvalidInput(
             f"the logits have shape {list(mean.shape)}: a margin needs [batch, classes] with at "
             "least two classes; a single output can be made two by stacking it with zeros."
         )
+
+
+def top_two(mean: Tensor) -> TopTwo:
+    """The largest and second largest class of each row; NaN counts as largest, so it shows."""
+    check_classes(mean)
     order = mean.detach().topk(2, dim=1).indices
     return TopTwo(order[:, 0], order[:, 1])
 
@@ -83,6 +88,7 @@ def check_same_sigma(out: Gaussian, sigma: float) -> None:
 
 def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     """The labelled class, and the largest other one."""
+    check_classes(mean)
     check_labels(mean, labels)
     others = mean.detach().scatter(1, labels[:, None], -torch.inf)
     return TopTwo(labels, others.argmax(1))
@@ -112,9 +118,7 @@ def ratio(margin: Tensor, variance: Tensor) -> Tensor:
 
 def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings = PAPER) -> Tensor:
     """(μ[a] − μ[b])/√v for the top two classes, or for the label against the best other class."""
-    pair = top_two(out.mean)
-    if labels is not None:
-        pair = against_label(out.mean, labels)
+    pair = top_two(out.mean) if labels is None else against_label(out.mean, labels)
     gap = gap_between(out.mean.to(out.cov.dtype), *pair)
     broken = torch.isnan(out.mean).any(1)
     gap = torch.where(broken, torch.full_like(gap, torch.nan), gap)
@@ -190,7 +194,7 @@ class RadiusLoss(nn.Module):
         return loss.mean() if self.reduction == "mean" else loss
 
     def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
-        """max(0, Γ − radius) for right predictions, 0 for wrong ones, [b]."""
+        """max(0, Γ − radius), by the settings, for right predictions, 0 for wrong ones, [b]."""
         scaled = signed_ratio(out, None, self.settings)
         right = out.mean.detach().argmax(1) == labels
         mean = out.mean.to(out.cov.dtype)
@@ -200,7 +204,10 @@ class RadiusLoss(nn.Module):
 def hinge(
     scaled: Tensor, mean: Tensor, right: Tensor, sigma: float, offset: float, settings: Settings
 ) -> Tensor:
-    """max(0, Γ − σ·scaled), scaled = margin/√v, where the prediction is `right`, else 0: [b]."""
+    """max(0, Γ − σ·scaled), scaled = margin/√v, where the prediction is `right`, else 0: [b].
+
+    Without `hinge_in_sigma` it is max(0, Γ − scaled); `soft_term` adds `soft_hinge`.
+    """
     loss = torch.relu(offset - (sigma * scaled if settings.hinge_in_sigma else scaled))
     if settings.soft_term:
         loss = loss + soft_hinge(mean, offset)

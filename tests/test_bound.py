@@ -42,6 +42,14 @@ def test_a_smaller_factor_is_no_bound() -> None:
     assert not is_psd(1.4 * torch.eye(2, dtype=torch.float64) - joint)
 
 
+def test_the_correlations_of_single_entries_are_not_enough() -> None:
+    """Each entry has correlation 0.3 with each of the other block, but their sums have 0.6."""
+    eye, cross = torch.eye(2, dtype=torch.float64), torch.full((2, 2), 0.3, dtype=torch.float64)
+    joint = torch.cat([torch.cat([eye, cross], 1), torch.cat([cross, eye], 1)])
+    assert not is_psd(decorrelated_bound(eye, eye, 0.3) - joint)
+    assert is_psd(decorrelated_bound(eye, eye, 0.6) - joint)
+
+
 @pytest.mark.parametrize(
     "bad",
     [(1.0, None, 0.0), (-0.1, None, 0.0), (0.5, 0.4, 0.0), (0.5, 0.9, 0.0), (0.5, 0.6, 0.5)],

@@ -24,8 +24,9 @@ def neighbour_correlation(noise: Tensor) -> float:
     """max over offsets of |Σ_c Cov(u_c(p), u_c(p + offset))| / Σ_c Var(u_c).
 
     `noise` is [b, samples, C, *spatial] with zero mean over samples. The ratio of traces is the
-    correlation of neighbouring pixels as vectors, averaged over channels by their variance;
-    offsets are the neighbours in the window of the next layer: one step along each axis.
+    correlation of neighbouring pixels as vectors, averaged over channels by their variance: no
+    more than the largest over all directions, which the bound asks for. Offsets are the neighbours
+    in the window of the next layer: one step along each axis.
     """
     largest = 0.0
     for axis in range(3, noise.ndim):

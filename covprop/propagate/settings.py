@@ -53,7 +53,8 @@ class Settings:
     """Add a second hinge inside the weight λ: on Φ⁻¹(p₁) − Φ⁻¹(p₂) with p = softmax(16·mean)."""
 
     noisy_mean: bool = False
-    """In training, propagate the mean from x + noise instead of x."""
+    """The training method `radius` propagates the mean from x + noise instead of x. A `Propagator`
+    takes the images it is given."""
 
     quadrature_nodes: int = 32
     """Gauss–Hermite nodes for the mean of activations without a closed form."""
@@ -100,7 +101,7 @@ class Settings:
     def correlation_factor(self, blocks: int) -> float:
         """The factor on Σ that pays for correlation among the `blocks` pixels a layer sums.
 
-        1 + r_max, whatever the window (the paper's bound for two blocks), or
+        1 + r_max, whatever the window (the paper's bound for two blocks, see `covprop.bound`), or
         1 + (m − 1)·r_max with `multi_block`.
         """
         assert isinstance(self.r_max, int | float), "r_max is resolved before rules run"

@@ -32,7 +32,7 @@ def same_layout(covs: list[Tensor], shapes: list[tuple]) -> list[Tensor]:
     *(torch.Tensor.add, torch.Tensor.sub),
 )
 def add(call: Call, covs: Covs, settings: Settings, shapes: tuple, out_shape: tuple) -> Tensor:
-    """Σ_a + Σ_b for a + b and a − b of random operands; a constant adds nothing."""
+    """Σ_a + α²Σ_b for a ± αb of random operands; a constant adds nothing."""
     alpha = call.kwargs.get("alpha", 1)
     random = [(cov, shape) for cov, shape in zip(covs, shapes, strict=True) if cov is not None]
     laid_out = same_layout([cov for cov, _ in random], [shape for _, shape in random])
