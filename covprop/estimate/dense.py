@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
-from covprop.layers import HermiteActivation, hermite
+from covprop.layers import hermite
 from covprop.mode import switched
 from covprop.propagate.hooks import refuse_hooked_weights
 from covprop.propagate.plan import Plan, Step
@@ -29,7 +29,7 @@ from covprop.propagate.registry import Layer
 from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
-from covprop.radius import top_two
+from covprop.radius import gap_between, top_two
 
 MAX_UNITS = 8_000  # alive at once; half a gigabyte of covariance
 NODES = 48  # of the quadrature for pairs of ReLUs
@@ -93,16 +93,7 @@ def activation_moments(
         return slope * mean + rest * relu_mean(mean, std), out, slope + rest * gate
     if step.rule.cov is prelu:
         raise InvalidInput("the dense estimator has no PReLU; use LeakyReLU for the comparison.")
-    return series_covariance(_pointwise(layer), mean, cov)
-
-
-def _pointwise(layer: Layer) -> Callable[[Tensor], Tensor]:
-    if isinstance(layer, HermiteActivation):
-        coefficients = layer.coefficients.detach().double()
-        return lambda x: sum(
-            c * h for c, h in zip(coefficients, hermite(x, len(coefficients)), strict=True)
-        )
-    return layer
+    return series_covariance(layer, mean, cov)
 
 
 def check_size(units: int) -> None:
@@ -204,8 +195,8 @@ def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
             covs.append(cov)
     logits, cov = torch.stack(means), torch.stack(covs)
     top, runner_up = top_two(logits)
+    gap = gap_between(logits, top, runner_up)
     rows = torch.arange(len(x))
-    gap = logits[rows, top] - logits[rows, runner_up]
     var = cov[rows, top, top] + cov[rows, runner_up, runner_up] - 2 * cov[rows, top, runner_up]
     device, dtype = x.device, x.dtype
     gap, var = gap.to(device, dtype), var.clamp_min(0.0).to(device, dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, logits_of, margin_of
 from covprop.layers import widened
-from covprop.radius import top_two
+from covprop.radius import gap_between, top_two
 
 
 @torch.no_grad()
@@ -36,7 +36,6 @@ def sampled(
         draws.append(torch.cat(rows))
     logits = widened(torch.stack(draws))  # [b, samples, classes]
     top, runner_up = top_two(logits.mean(1))
-    pair = torch.stack([top, runner_up], 1)[:, None, :].expand(-1, samples, -1)
-    values = logits.gather(2, pair)
-    gap = values[..., 0] - values[..., 1]
+    pair = (classes.repeat_interleave(samples) for classes in (top, runner_up))
+    gap = gap_between(logits.flatten(0, 1), *pair).unflatten(0, (-1, samples))
     return margin_of(gap.mean(1), gap.var(1), sigma, top, runner_up)

@@ -19,6 +19,7 @@ from covprop.mode import switched
 from covprop.noise import seeded
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
+from covprop.radius import gap_between
 
 DENSE_IMAGES = 8  # the dense estimator takes minutes on more
 
@@ -101,8 +102,7 @@ def measured_variance(
     for draw in range(samples):
         logits = model(x + sigma * torch.randn_like(x)).double()
         for k, m in enumerate(asked):
-            rows = torch.arange(len(m.var), device=x.device)
-            gap = logits[rows, m.top] - logits[rows, m.runner_up]
+            gap = gap_between(logits[: len(m.var)], m.top, m.runner_up)
             if draw == 0:
                 first.append(gap)  # a shift near the mean keeps the sum of squares accurate
             gap = gap - first[k]
