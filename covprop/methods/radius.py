@@ -1,7 +1,7 @@
 """The paper's method: cross-entropy plus a hinge on the ESTIMATED radius, in closed form."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,20 +20,8 @@ from covprop.propagate.settings import PAPER, REFERENCE, Settings
 from covprop.radius import RadiusLoss, estimated_radius, gap_between, hinge, ratio
 
 PRESETS = {"paper": PAPER, "reference": REFERENCE}
-OVERRIDES = (
-    "r_max",
-    "multi_block",
-    "detach_covariance",
-    "relu_floor",
-    "scale_overlapping_pool",
-    "margin_covariance",
-    "hinge_in_sigma",
-    "soft_term",
-    "offset",
-    "quadrature_nodes",
-    "products",
-)
-"""Options that replace the preset's field of that name; see `covprop.Settings` for each."""
+OVERRIDES = tuple(one.name for one in fields(Settings) if one.name != "noisy_mean")
+"""Options that replace the preset's field of that name; `mean` says what noisy_mean would."""
 OF_SIGMA = tuple(
     name for name in OVERRIDES if name not in ("offset", "hinge_in_sigma", "soft_term")
 )
@@ -94,7 +82,7 @@ class Radius:
     products: Literal["auto", "float32", "bfloat16"] | None = None
     _prop: Propagator | None = field(default=None, init=False, repr=False)
     _saved: dict[str, Any] | None = field(default=None, init=False, repr=False)
-    _measured: int = field(default=-1, init=False, repr=False)
+    _r_max_epoch: int = field(default=-1, init=False, repr=False)  # in which it was measured last
 
     def __post_init__(self) -> None:
         check_fields("method", self)
@@ -161,7 +149,7 @@ class Radius:
     def _linearized(
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float
     ) -> Losses:
-        """Var(margin) = σ²‖∇ₓ margin‖² at the image the network sees, its own for every image."""
+        """The hinge for the first `share` of the batch, the cross-entropy alone for the others."""
         count = max(1, round(self.share * len(x))) if weight else 0
         parts = []
         if count:  # the gradient costs passes of its own, so it waits for its turn
@@ -178,6 +166,7 @@ class Radius:
     def _hinged(
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float
     ) -> Losses:
+        """Var(margin) = σ²‖∇ₓ margin‖² at the image the network sees, its own for every image."""
         settings = self.settings
         noisy = laid_out_as(x, x + noise.squeeze(1))
         found = linearize(model, noisy, self.sigma, create_graph=True)
@@ -206,10 +195,10 @@ class Radius:
         if self.settings.r_max != "estimated" and self.estimator != "calibrated":
             return
         few = _first_images(x, generator)
-        if self.settings.r_max == "estimated" and self._measured != epoch:
+        if self.settings.r_max == "estimated" and self._r_max_epoch != epoch:
             with seeded(_seed_from(generator), x.device):
                 prop.measure_r_max(few)
-            self._measured = epoch
+            self._r_max_epoch = epoch
         if self.estimator == "calibrated":
             with seeded(_seed_from(generator), x.device):
                 prop.calibrate(few, samples=2, momentum=CALIBRATION_MOMENTUM)
@@ -221,7 +210,7 @@ class Radius:
         return {
             "variances": dict(self._prop.named_buffers(recurse=False)),
             "r_max": self._prop.r_max,
-            "measured": self._measured,
+            "measured": self._r_max_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -234,7 +223,7 @@ class Radius:
         assert self._prop is not None
         self._prop.load_state_dict(state["variances"], strict=False)
         self._prop.r_max = state["r_max"]
-        self._measured = state["measured"]
+        self._r_max_epoch = state["measured"]
 
 
 def _first_images(x: Tensor, generator: torch.Generator) -> Tensor:
