@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covprop.data.images import TEST_EVERY, Images, make_images
+from covprop.data.images import TEST_EVERY, Images, check_labels, make_images
 from covprop.errors import InvalidInput
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -73,6 +73,8 @@ def _splits(arrays: dict[str, NDArray[Any]], path: Path) -> tuple[Pair, Pair]:
                 "image to train on; shuffle images and labels alike, or name them x_train, "
                 "y_train, x_test, y_test."
             )
+        # Here, where an image still has the number it has in the file.
+        check_labels(labels, len(_classes(arrays, labels[~test], path)), path)
         return (images[~test], labels[~test]), (images[test], labels[test])
     raise InvalidInput(
         f"{path}: holds the arrays {', '.join(sorted(arrays)) or '(none)'}; name them x_train, "

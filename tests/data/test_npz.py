@@ -87,13 +87,16 @@ def test_channels_first_is_kept(save):
         ({"images": X, "labels": Y[:-1]}, "20 images but 19 labels"),
         ({"images": X, "labels": Y / 2}, "labels must be whole numbers"),
         ({"images": X, "labels": np.eye(4)[Y]}, "these are float64 of shape 20×4; convert them"),
-        ({"images": X, "labels": Y - 1}, r"label -1 of image 3 is outside 0..2"),
+        ({"images": X, "labels": Y - 1}, r"label -1 of image 0 is outside 0..2"),
         (
             {"images": X, "labels": Y + 1},
             "class 0 has no image to train on, but .* up to 4; number",
         ),
         ({"images": X, "labels": Y + (Y == 3) * 10**12}, "class 3 has no image to train on"),
-        ({"images": X, "labels": Y, "classes": np.array(["a", "b"])}, r"outside 0..1 \(8 such"),
+        (
+            {"images": X, "labels": Y, "classes": np.array(["a", "b"])},
+            r"label 2 of image 2 is outside 0..1 \(10 such",
+        ),
         ({"images": X[:, :, :, :2], "labels": Y}, "images of shape 20×6×5×2"),
         ({"images": X[:0], "labels": Y[:0]}, "there are no training images"),
         ({"images": np.array([{}] * 20), "labels": Y}, "cannot be read as an .npz of plain"),
@@ -128,3 +131,12 @@ def test_a_damaged_file(save, tmp_path):
             load(path, "train")
     with pytest.raises(InvalidInput, match="no such file"):
         load(str(tmp_path / "none.npz"), "train")
+
+
+def test_where_images_of_a_split_are_in_the_file(save):
+    """As the guide to training says."""
+    images = np.arange(20, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
+    path = str(save(images=images, labels=Y))
+    train, test = (load(path, split).images[:, 0, 0, 0].tolist() for split in ("train", "test"))
+    assert test == [5 * i for i in range(4)]
+    assert train == [i + i // 4 + 1 for i in range(16)]
