@@ -37,17 +37,17 @@ def check_norms(model: nn.Module) -> None:
             )
 
 
-def check_company(first_row: Callable[[Tensor], Tensor], one: Tensor, other: Tensor) -> None:
+def check_company(logits_beside: Callable[[float], Tensor]) -> None:
     """Refuse a network, a function above all, that a look at its layers says nothing of.
 
-    `one` and `other` are batches with the same image in front, whose logits `first_row` returns.
-    What draws numbers of its own differs from call to call as well, and is a classifier too.
+    `logits_beside(pixel)` are those of one image next to another that is all of this value. What
+    draws numbers of its own differs from call to call as well, and is a classifier too.
     """
-    expected, moved = first_row(one), first_row(other)
+    expected, moved = logits_beside(0.0), logits_beside(1.0)
     if not _differ(expected, moved):
         return
     for _ in range(ASKED_AGAIN):
-        if _differ(first_row(one), expected) or _differ(first_row(other), moved):
+        if _differ(logits_beside(0.0), expected) or _differ(logits_beside(1.0), moved):
             return
     raise InvalidInput(
         "an image's logits depend on what else is in the batch, so nothing can be said of it; if "

@@ -230,7 +230,11 @@ class Sampler:
         """
         image = torch.linspace(0, 1, math.prod(self.x.shape[1:]), device=self.device)
         image = image.view(self.x.shape[1:])
-        sample = torch.stack([image, torch.zeros_like(image)])
+
+        def beside(pixel: float) -> Tensor:
+            return torch.stack([image, torch.full_like(image, pixel)])
+
+        sample = beside(0.0)
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
@@ -247,8 +251,7 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
-        other = torch.stack([image, torch.ones_like(image)])
-        check_company(lambda batch: self._logits(batch)[0], sample, other)
+        check_company(lambda pixel: self._logits(beside(pixel))[0])
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

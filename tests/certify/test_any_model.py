@@ -132,6 +132,21 @@ def test_what_is_random_or_nan_does_not_depend_on_its_company() -> None:
     assert nan.nan.tolist() == [300, 300]
 
 
+def test_a_function_that_writes_into_its_images_is_seen_through() -> None:
+    """Each look begins with the same images, or what is deterministic would pass for random."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+
+    def writing(x: Tensor) -> Tensor:
+        x.square_().view(-1)  # not of images that lie channels last, of which it would get copies
+        return model(x)
+
+    with pytest.raises(InvalidInput, match="what else is in the batch"):
+        covprop.certify(writing, torch.rand(2, 3, 4, 4), sigma=0.25, n=100)
+    model.eval()
+    found = covprop.certify(writing, torch.rand(2, 3, 4, 4), sigma=0.25, n=100)
+    assert found.n.tolist() == [100, 100]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
