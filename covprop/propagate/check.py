@@ -52,19 +52,19 @@ def act_norm(layer: nn.Module) -> nn.Module | None:
     return None
 
 
-def logits(layer: nn.Module) -> nn.Module | None:
+def no_softmax(layer: nn.Module) -> nn.Module | None:
     """Nothing, in the place of a softmax: the propagation works on logits."""
     return nn.Identity() if isinstance(layer, nn.Softmax | nn.LogSoftmax) else None
 
 
-def nearest(layer: nn.Module) -> nn.Module | None:
+def nearest_upsampling(layer: nn.Module) -> nn.Module | None:
     """Nearest up-sampling in the place of interpolation."""
     if isinstance(layer, nn.Upsample) and not str(layer.mode).startswith("nearest"):
         return nn.Upsample(layer.size, layer.scale_factor, mode="nearest")
     return None
 
 
-REPAIRS = (average_pool, act_norm, logits, nearest)
+REPAIRS = (average_pool, act_norm, no_softmax, nearest_upsampling)
 
 
 def fix(model: nn.Module, log: Callable[[str], None] = print) -> nn.Module:

@@ -158,15 +158,15 @@ def batch_dependent(steps: list[Step], seen: Look) -> list[Fault]:
 
     Σ is made without a batch: a rule that does not do without such a value would fail there.
     """
-    open_ = {
+    varying = {
         slot
         for slot, step in enumerate(steps, start=1)
         if step.rule is None and not step.fixed and step.size is None
     }
-    values = [None if slot in open_ else value for slot, value in enumerate(seen.values)]
+    values = [None if slot in varying else value for slot, value in enumerate(seen.values)]
     faults = []
     for step in steps:
-        if step.rule is None or open_.isdisjoint(refs((step.args, step.kwargs))):
+        if step.rule is None or varying.isdisjoint(refs((step.args, step.kwargs))):
             continue
         try:
             step.covariance(step.layer(values), seen.covs, values, seen.settings)
@@ -200,17 +200,17 @@ def look(
 ) -> Look:  # fmt: skip
     """Interpret the steps on meta tensors for one batch size."""
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
-    shapes = Look(model, steps, abstract)
+    seen = Look(model, steps, abstract)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     on_meta = {f"model.{key}": value.detach().to("meta") for key, value in state.items()}
     dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
     x = torch.empty(batch, *input_shape, device="meta", dtype=dtype)
     try:
-        torch.func.functional_call(shapes, on_meta, (x,))
+        torch.func.functional_call(seen, on_meta, (x,))
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        failed = steps[len(shapes.done)]
+        failed = steps[len(seen.done)]
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
             f"{failed.name} ({describe(failed.operation)}) says: {first_line(error)}"
         ) from error
-    return shapes
+    return seen

@@ -21,6 +21,7 @@ from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
+"""From a slot and its propagated covariance to the one to go on with."""
 
 Deviation = Tensor | tuple[Tensor, Tensor] | None
 """Of a step's input: the standard deviations, perhaps with their inverses, if the step asks."""
@@ -74,6 +75,11 @@ class Step:
         return self.does[0]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the random operand, or of the first of them, without the batch."""
+        return self.shapes[self.operands.index(self.random[0])]
+
+    @property
     def operation(self) -> Any:
         """What a rule is registered for: the type of a module, or the function itself."""
         return kind(self.target) if isinstance(self.target, nn.Module) else self.target
@@ -106,14 +112,7 @@ class Step:
         assert self.rule is not None
         extras: dict[str, Any] = {}
         for name in self.rule.extras:
-            if name == "mean":
-                extras[name] = values[self.random[0]]
-            elif name == "shape":
-                extras[name] = self.shapes[self.operands.index(self.random[0])]
-            elif name == "shapes":
-                extras[name] = self.shapes
-            else:
-                extras[name] = self.out_shape
+            extras[name] = values[self.random[0]] if name == "mean" else getattr(self, name)
         settings = settings.of_layer(self.name)
         if self.rule.several:
             given = tuple(None if slot is None else covs[slot] for slot in self.operands)
@@ -151,7 +150,7 @@ class Step:
             return None
         cov = covs[self.random[0]]
         assert cov is not None
-        return channel_std(cov, self.shapes[self.operands.index(self.random[0])][0])
+        return channel_std(cov, self.shape[0])
 
 
 def fill(arg: Any, values: list[Any]) -> Any:

@@ -15,6 +15,7 @@ Operation = type[nn.Module] | Callable[..., Any]
 """What a rule is registered for: a type of module, or a function."""
 
 _EXTRAS = ("mean", "shape", "out_shape", "shapes")
+"""What a rule may ask for besides: the mean of its input, and attributes of its step."""
 
 
 class Unsupported(Exception):

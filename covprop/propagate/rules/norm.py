@@ -65,6 +65,7 @@ def batch_variance(mean: Tensor) -> Tensor:
 def normalise(
     cov: Tensor, weight: Tensor | None, variance: Tensor, eps: float, settings: Settings
 ) -> Tensor:
+    """Σ ∘ (s sᵀ) with s = γ/√(v + ε)."""
     scale = torch.rsqrt(variance.to(cov.dtype) + eps)
     if weight is not None:
         scale = scale * weight.to(cov.dtype)
@@ -77,8 +78,8 @@ def batch_norm(layer: BatchNorm, cov: Tensor, settings: Settings, mean: Tensor |
 
     A covariance computed without an image (`frozen`, `covariances`) uses the running variance.
     """
-    own = mean is not None and (layer.training or layer.running_var is None)
-    variance = batch_variance(mean) if own and mean is not None else layer.running_var
+    batch = mean if layer.training or layer.running_var is None else None
+    variance = layer.running_var if batch is None else batch_variance(batch)
     if variance is None:
         raise Unsupported(
             "a batch norm without running statistics scales by the batch at hand, "
@@ -92,8 +93,8 @@ def batch_norm(layer: BatchNorm, cov: Tensor, settings: Settings, mean: Tensor |
 def functional_batch_norm(
     call: Call, cov: Tensor, settings: Settings, mean: Tensor | None
 ) -> Tensor:
-    own = mean is not None and call.get(5, "training", False)
-    variance = batch_variance(mean) if own and mean is not None else call.get(2, "running_var")
+    batch = mean if call.get(5, "training", False) else None
+    variance = call.get(2, "running_var") if batch is None else batch_variance(batch)
     if variance is None:
         raise Unsupported("F.batch_norm has no running variance here", "give it one")
     weight, eps = call.get(3, "weight"), call.get(7, "eps", 1e-5)
