@@ -137,6 +137,8 @@ def _parse(line: str) -> tuple[int, int, int, float, int, float]:
         raise ValueError(f"radius must be finite and at least 0, not {fields[3]}")
     if predict == ABSTAIN and (correct or radius > 0):
         raise ValueError("an abstention (predict -1) has radius 0 and is not correct")
+    if correct != (predict == label):
+        raise ValueError(f"correct is {correct} where predict is {predict} and label {label}")
     return idx, label, predict, radius, correct, seconds
 
 

@@ -79,6 +79,14 @@ def faults() -> dict[str, tuple[str, str]]:
         "infinite": (HEADER + row.replace("0.378", "inf"), "radius must be finite"),
         "not 0 or 1": (HEADER + row.replace("\t1\t", "\t2\t"), "correct must be 0 or 1"),
         "abstains yet certifies": (HEADER + row.replace("3\t3", "3\t-1"), "abstention"),
+        "correct, not its label": (
+            HEADER + row.replace("3\t3", "3\t4"),
+            "correct is 1 where predict",
+        ),
+        "its label, not correct": (
+            HEADER + row.replace("\t1\t", "\t0\t"),
+            "correct is 0 where predict",
+        ),
     }
 
 
