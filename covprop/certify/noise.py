@@ -4,6 +4,9 @@ A stream is a function of (seed, image index, purpose) alone, and block b is alw
 of its stream, so an image meets the same noise whatever the batch size, the number of processes,
 the order, or how often the work was interrupted. On the CPU the values are those of torch's
 generator; on a GPU `philox.py` makes them, so a CPU and a GPU draw different ones.
+
+Torch's generator on the CPU takes the low 32 bits of a seed. That the two streams of an image are
+the same, so that its guess and its bound share their noise, has probability 2⁻³² against α.
 """
 
 import math

@@ -22,7 +22,11 @@ class Row:
     nan: int
 
     def tsv(self) -> str:
-        """The line other tools read: radius with 3 significant digits, time as H:MM:SS.ffffff."""
+        """The line other tools read: radius with 3 significant digits, time as H:MM:SS.ffffff.
+
+        The radius is rounded to the nearest, as in the field's own logs, so it may be above the one
+        that is certified, which the journal has.
+        """
         return (
             f"{self.idx}\t{self.label}\t{self.predict}\t{self.radius:.3}\t{self.correct}\t"
             f"{_clock(self.seconds)}"

@@ -112,10 +112,10 @@ def certify(
     `batch_size` counts samples in one forward pass on a GPU (default by image size, 2112 for
     32 × 32); the CPU always runs one block. `dtype=torch.bfloat16` runs the network under autocast.
 
-    `delta` or `at_least` make it sequential: samples are drawn until the radius is known within
-    delta, or until it is known whether it reaches at_least (one radius, or each of several), n at
-    most. `soft=True` certifies the classifier that averages softmax probabilities instead of votes
-    (Salman et al. 2019).
+    `delta` or `at_least` make it sequential: samples are drawn until all n would be expected to
+    certify at most delta more, or until it is known whether they certify at_least (one radius, or
+    each of several), n at most. `soft=True` certifies the classifier that averages softmax
+    probabilities instead of votes (Salman et al. 2019).
 
     `skip_wrong=True` spends the n samples only on images whose guess is their entry of `labels`.
     The others count as 0 in every certified accuracy and in the ACR, whatever their bound; they
