@@ -54,6 +54,8 @@ def check_labels(mean: Tensor, labels: Tensor) -> None:
     On a GPU whether it is a class is left to torch, since a look at the numbers would make the
     GPU wait; so it is where a compiler or vmap has no numbers to look at.
     """
+    if not isinstance(labels, Tensor):
+        raise InvalidInput(f"the labels are a {type(labels).__name__}; give a tensor.")
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.shape != mean.shape[:1] or not whole:
         raise InvalidInput(
@@ -90,6 +92,7 @@ def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     """The labelled class, and the largest other one."""
     check_classes(mean)
     check_labels(mean, labels)
+    labels = labels.long()
     others = mean.detach().scatter(1, labels[:, None], -torch.inf)
     return TopTwo(labels, others.argmax(1))
 

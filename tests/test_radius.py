@@ -167,6 +167,15 @@ def test_labels_that_are_not_one_class_number_an_image_are_refused(labels: Tenso
         RadiusLoss(0.25)(out, labels)
 
 
+def test_labels_as_they_come() -> None:
+    out, y = Gaussian(torch.randn(3, 4), torch.eye(4)), torch.tensor([3, 1, 0])
+    for dtype in (torch.uint8, torch.int32):
+        assert torch.equal(estimated_radius(out, 0.25, y.to(dtype)), estimated_radius(out, 0.25, y))
+    for found in (RadiusLoss(0.25), lambda out, y: estimated_radius(out, 0.25, y)):
+        with pytest.raises(InvalidInput, match="the labels are a list; give a tensor"):
+            found(out, y.tolist())
+
+
 @pytest.mark.parametrize("wrong", [-100, -1, 4])
 def test_labels_that_are_no_class_are_refused(wrong: int) -> None:
     out, y = Gaussian(torch.randn(3, 4), torch.eye(4)), torch.tensor([3, wrong, 0])

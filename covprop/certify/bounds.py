@@ -153,7 +153,7 @@ class Question:
 
     def __post_init__(self) -> None:
         if (self.delta is None) == (not self.at_least):
-            raise InvalidInput("a sequential certificate needs either delta or at_least, not both")
+            raise InvalidInput("a sequential certificate needs one of delta and at_least, not both")
         for value in self.at_least if self.delta is None else (self.delta,):
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"delta and at_least are positive radii, not {value}")

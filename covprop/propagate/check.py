@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from covprop.layers import ActNorm
+from covprop.propagate.inputs import check_shape
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 
@@ -23,7 +24,7 @@ def check(model: nn.Module, input_shape: Sequence[int]) -> None:
     Example:
         >>> check(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), input_shape=(1, 2, 2))
     """
-    build(model, tuple(input_shape), PAPER)
+    build(model, check_shape(input_shape), PAPER)
 
 
 UNDILATED = (1, (1,), (1, 1), (1, 1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 from torch import Tensor, nn
 
@@ -23,8 +24,8 @@ def check_sigma(sigma: float) -> float:
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or one sentence about what is wrong with it."""
-    valid = isinstance(shape, Sequence) and shape and all(int(n) > 0 for n in shape)
-    if not valid:
+    given = isinstance(shape, Sequence) and len(shape) > 0
+    if not given or not all(isinstance(n, SupportsIndex) and int(n) > 0 for n in shape):
         raise InvalidInput(
             f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."
         )
@@ -33,6 +34,10 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
     """Refuse images of another shape, type or device than the model and its plan are for."""
+    if tuple(x.shape) == shape:
+        raise InvalidInput(
+            f"the input has shape {list(shape)}: give a batch of images, as x[None]."
+        )
     if tuple(x.shape[1:]) != shape:
         raise InvalidInput(
             f"the input has shape {list(x.shape)}: this propagator was built for "

@@ -14,7 +14,7 @@ def test_bad_sigma(sigma: float) -> None:
         check_sigma(sigma)
 
 
-@pytest.mark.parametrize("shape", [2, (), (3, 0, 2)])
+@pytest.mark.parametrize("shape", [2, (), (3, 0, 2), (3, 8.5, 8), "3,8,8"])
 def test_bad_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match=r"input_shape is .*: give the shape of one image"):
         check_shape(shape)
@@ -24,7 +24,7 @@ def test_bad_shape(shape: tuple[int, ...]) -> None:
     ("x", "message"),
     [
         (torch.zeros(1, 2, 9, 8), r"built for \[batch, 2, 8, 8\]; .* input_shape=\(2, 9, 8\)"),
-        (torch.zeros(2, 8, 8), r"has shape \[2, 8, 8\]"),
+        (torch.zeros(2, 8, 8), r"has shape \[2, 8, 8\]: give a batch of images, as x\[None\]"),
         (torch.zeros(1, 2, 8, 8, dtype=torch.uint8), r"give images as torch\.float32, scaled"),
         (torch.zeros(1, 2, 8, 8, device="meta"), "is on meta and the model on cpu"),
     ],
