@@ -1,11 +1,10 @@
-"""The state and the weights of a run on disk, and the lock of its folder."""
+"""The state and the weights of a run on disk."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput, first_line
-from covprop.files import unwritable, write
+from covprop.files import write
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -85,35 +84,3 @@ def load_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) ->
             "restore the file or the config that go together."
         )
     model.load_state_dict(dict(tensors))
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` for one process: two trainers in one folder would overwrite each other."""
-    import fcntl
-
-    path = folder / ".lock"
-    try:
-        file = path.open("w")
-    except OSError as error:
-        raise unwritable(path, error) from error
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            raise InvalidInput(
-                f"Another process is training into {folder}; wait for it, or choose another --out."
-            ) from error
-        except OSError:
-            pass  # a file system without locks
-        else:
-            _sweep(folder)
-        yield
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what trainers that were killed left half written; nobody else writes these here."""
-    for pattern in (".state.pt.*.tmp", ".model.safetensors.*.tmp"):
-        for half in folder.glob(pattern):
-            with suppress(OSError):
-                half.unlink()

@@ -1,14 +1,15 @@
-"""The run folder before training: made, continued or refused, never silently overwritten."""
+"""The run folder before training: made, held, continued or refused, never silently overwritten."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
-from covprop.train import checkpoint
 from covprop.train.recipe import Config, resolve
 from covprop.train.toml import dumps
 
@@ -32,11 +33,43 @@ def make(out: Path) -> None:
         raise unwritable(out, error) from error
 
 
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold the folder for one process: two trainers in one folder would overwrite each other."""
+    import fcntl
+
+    path = out / ".lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise InvalidInput(
+                f"Another process is training into {out}; wait for it, or choose another --out."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        else:
+            _sweep(out)
+        yield
+
+
+def _sweep(out: Path) -> None:
+    """Remove what trainers that were killed left half written; nobody else writes these here."""
+    for pattern in (".state.pt.*.tmp", ".model.safetensors.*.tmp"):
+        for half in out.glob(pattern):
+            with suppress(OSError):
+                half.unlink()
+
+
 def move_aside(out: Path) -> Path | None:
     """Rename an existing run, so that a new one can start there; returns its new place."""
     if not (out / "config.toml").exists() and not (out / "state.pt").exists():
         return None
-    with checkpoint.locked(out):
+    with locked(out):
         pass  # a run that is still being trained must stay where it is
     number = 1
     while (old := out.with_name(f"{out.name}.old-{number}")).exists():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from covprop.errors import InvalidInput
 from covprop.train.recipe import Recipe, load
 
-PHASES = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
+IN_EPOCHS = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
 """Options that are numbers of epochs, besides the trainer's own."""
 
 
@@ -43,7 +43,7 @@ def at_length(recipe: str, epochs: int, overrides: Sequence[str] = ()) -> list[s
     if whole.train.milestones:
         nearer = {max(1, round(m * share)) for m in whole.train.milestones}
         changes["train.milestones"] = sorted(m for m in nearer if m < epochs)
-    for section, keys in PHASES.items():
+    for section, keys in IN_EPOCHS.items():
         options = getattr(whole, section) or {}
         changes |= {f"{section}.{key}": scaled(options[key]) for key in keys if options.get(key, 0)}
     return [f"{key}={value}" for key, value in changes.items() if key not in given]

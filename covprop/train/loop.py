@@ -89,16 +89,15 @@ class Trainer:
         console: Console | None,
         labels: NoisyLabels | None = None,
     ) -> None:
-        self.recipe, self.out, self.here = recipe, out, here
-        self.options = recipe.train
+        self.out, self.here = out, here
         self.train_data, self.test_data = train_data, test_data
-        self.steps = len(train_data) // self.options.batch_size
+        self.steps = len(train_data) // recipe.train.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
         self.images = len(train_data)
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
-        speed = speed_of(recipe, self.core, here, self.options.epochs * self.steps)
+        speed = speed_of(recipe, self.core, here, recipe.train.epochs * self.steps)
         self.switches = switches(recipe.train, speed, here)
         self.recipe = recipe = settled(recipe, speed)
         self.options = recipe.train

@@ -16,7 +16,7 @@ from covprop import data, files, methods, models, noise
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
 from covprop.logits import as_logits
-from covprop.train import checkpoint, folder
+from covprop.train import folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
 from covprop.train.step import Step, TrainStep
@@ -70,7 +70,7 @@ def claimed(
         folder.make(out)
 
     here.first_does(prepare)
-    lock = checkpoint.locked(out)
+    lock = folder.locked(out)
     here.first_does(lock.__enter__)
     names = folder.to_come(out)
     try:

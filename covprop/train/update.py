@@ -23,7 +23,7 @@ from covprop.train.step import Step
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
 """Places of the sums over an epoch's images so far."""
 
-PHASES = 2
+MAX_PHASES = 2
 """A step with more phases would be compiled anew too often, so only its networks are."""
 
 
@@ -70,7 +70,7 @@ class Update:
     def _compile(self) -> bool:
         """Have the step compiled, as a whole where that lasts; say whether it is."""
         phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
-        if self.here.size == 1 and None not in phases and len(phases) <= PHASES:
+        if self.here.size == 1 and None not in phases and len(phases) <= MAX_PHASES:
             self.core.compile(dynamic=False, options=RANDOM)
             return True
         for network in self.core.networks():

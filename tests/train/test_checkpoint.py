@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_python
 from torch import nn
 
 from covprop.errors import InvalidInput
@@ -77,20 +76,6 @@ def test_weights_missing_or_damaged(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(InvalidInput, match="cannot be read"):
         checkpoint.load_weights(tmp_path / "model.safetensors", _net())
-
-
-def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = (
-        "import os, signal; from covprop.train import checkpoint\n"
-        "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "checkpoint.save_state(path / 'state.pt', {'model': {}})\n"
-    )
-    run_python(code, tmp_path)
-    (half,) = tmp_path.iterdir()
-    (tmp_path / ".certify_sigma_0.25.json.0.tmp").touch()  # it may be being written this moment
-    with checkpoint.locked(tmp_path):
-        assert not half.exists()
-    assert sorted(os.listdir(tmp_path)) == [".certify_sigma_0.25.json.0.tmp", ".lock"]
 
 
 def test_weights_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:

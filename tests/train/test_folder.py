@@ -8,7 +8,7 @@ import pytest
 from processes import run_python
 
 from covprop.errors import CovpropError, InvalidInput
-from covprop.train import Recipe, checkpoint, folder
+from covprop.train import Recipe, folder
 
 Make = Callable[..., Recipe]
 CONFIG = {"noise": {"sigma": 0.25}, "train": {"epochs": 3, "device": "cpu"}}
@@ -71,11 +71,25 @@ def test_a_run_in_training_is_not_moved_aside(tmp_path: Path) -> None:
     folder.make(out)
     folder.claim(out, CONFIG)
     code = "from covprop.train import folder; print(folder.move_aside(path))"
-    with checkpoint.locked(out):
+    with folder.locked(out):
         held = run_python(code, out)
     assert "Another process is training into" in held.stderr
     assert (out / "config.toml").exists()
     assert run_python(code, out).stdout.strip() == str(tmp_path / "run.old-1")
+
+
+def test_what_a_killed_trainer_left_half_written_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from covprop.train import checkpoint\n"
+        "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "checkpoint.save_state(path / 'state.pt', {'model': {}})\n"
+    )
+    run_python(code, tmp_path)
+    (half,) = tmp_path.iterdir()
+    (tmp_path / ".certify_sigma_0.25.json.0.tmp").touch()  # it may be being written this moment
+    with folder.locked(tmp_path):
+        assert not half.exists()
+    assert sorted(os.listdir(tmp_path)) == [".certify_sigma_0.25.json.0.tmp", ".lock"]
 
 
 def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:
