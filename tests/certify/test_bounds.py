@@ -15,6 +15,7 @@ from covprop.certify.bounds import (
     clopper_pearson,
     empirical_bernstein,
     fewest_samples,
+    judge,
     looks,
     run_looks,
     sample_warning,
@@ -110,9 +111,32 @@ def test_looks_spend_alpha_once_and_end_at_n(n: int, step: int) -> None:
     assert plan.sizes[-1] == n
     assert list(plan.sizes) == sorted(set(plan.sizes))
     assert all(size % step == 0 for size in plan.sizes[:-1])
-    assert sum(plan.alphas) == pytest.approx(0.001)
-    assert all(alpha > 0 for alpha in plan.alphas)
+    assert sum(plan.alphas) == pytest.approx(0.001, rel=1e-12)
+    if len(plan.sizes) > 1:
+        assert plan.alphas[-1] == pytest.approx(0.0002)  # a fifth is kept for the end
+        assert plan.alphas[:-1] == (plan.alphas[0],) * (len(plan.sizes) - 1)
     assert looks(n, 0.001, sequential=False) == Looks((n,), (0.001,))
+
+
+def test_a_question_is_answered_at_its_very_limit() -> None:
+    low, final = np.array([0.25, 0.25, 0.5, 0.25]), np.array([0.5, 0.51, 0.75, 0.25])
+    assert Question(delta=0.25).answered(low, final).tolist() == [True, False, True, True]
+    # Reached exactly is reached; what may still be reached exactly is open.
+    assert Question(at_least=(0.5,)).answered(low, final).tolist() == [False, False, True, True]
+    both = Question(at_least=(0.25, 0.51))
+    assert both.answered(low, final).tolist() == [True, False, False, True]
+
+
+def test_bounds_of_earlier_looks_stay() -> None:
+    """All of them hold together, so that a later look can only narrow them down."""
+    plan = Looks((100, 1000), (0.01, 0.01))
+    tally = Tally(100, np.array([80, 80]))
+    known = np.array([0.1, 0.75]), np.array([0.85, 0.95])
+    lower, upper, _ = judge(
+        tally, plan, 0.01, *known, sigma=0.5, question=Question(delta=0.1), soft=False
+    )
+    assert lower.tolist() == [clopper_pearson(80, 100, 0.01), 0.75]
+    assert upper.tolist() == [0.85, 1 - clopper_pearson(20, 100, 0.01)]
 
 
 def simulate(

@@ -127,6 +127,9 @@ def test_replaying_is_for_long_work_on_a_gpu() -> None:
     assert not on_fast_path(model, x, replace(gpu, device="cpu"), None, 10**9)
     assert not on_fast_path(model, x, gpu, False, 10**9)
     assert on_fast_path(model, x, gpu, True, 1)
+    half = network().bfloat16()
+    assert on_fast_path(half, x, replace(gpu, dtype=torch.bfloat16), True, 1)
+    assert not on_fast_path(half, x, gpu, True, 1)  # a pass is not recorded in another precision
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from covprop.certify import philox
-from covprop.certify.philox import add_noise, normal, words
+from covprop.certify.philox import add_noise, normal, uniform, words
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,12 @@ def test_the_kernel_against_the_reference(monkeypatch: pytest.MonkeyPatch) -> No
     print(f"kernel against reference: {error:.2e}")
     assert error < 1e-6
     assert (kernel - plain).abs().max() < 1e-4
+
+
+def test_no_word_makes_an_infinite_number() -> None:
+    """The logarithm of 0 would: one word in 2³², at the far end of the tail."""
+    ends = uniform(torch.tensor([0, 1, 2**32 - 1])).tolist()
+    assert ends == [2.0**-33, 3 * 2.0**-33, 1.0]
 
 
 def check_statistics(device: str, samples: int, elements: int) -> None:

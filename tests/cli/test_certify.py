@@ -158,7 +158,7 @@ def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
         (["{run}", "--device", "tpu"], 'no device "tpu"'),
         (["{run}", "--split", "validation"], 'choose "train", "test" or "holdout"'),
         (["{run}", "--at-least", "5"], "out of reach"),
-        (["{run}", "--delta", "0.1", "--at-least", "0.1"], "either delta or at_least"),
+        (["{run}", "--delta", "0.1", "--at-least", "0.1"], "one of delta and at_least"),
         (["{weights}"], "add --dataset with one of digits"),
         (["{weights}", "--dataset", "digit"], 'did you mean "digits"'),
         (["{weights}", "--dataset", "digits"], "add --arch"),
