@@ -30,7 +30,8 @@ def clopper_pearson(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
     0.9333
     """
     k, n = np.asarray(k, dtype=float), np.asarray(n, dtype=float)
-    return np.where(k > 0, betaincinv(np.maximum(k, 1e-9), n - k + 1.0, alpha), 0.0)
+    p = betaincinv(np.maximum(k, 1e-9), n - k + 1.0, alpha)
+    return np.where((k > 0) & (p >= 0), p, 0.0)  # at an alpha of 1e-300 p may be NaN
 
 
 def empirical_bernstein(mean: ArrayLike, var: ArrayLike, n: ArrayLike, alpha: float) -> Floats:

@@ -52,6 +52,13 @@ def test_clopper_pearson_of_nothing_is_zero() -> None:
     assert clopper_pearson([0, 0], [1, 100], 0.001).tolist() == [0.0, 0.0]
 
 
+def test_a_bound_that_cannot_be_computed_is_zero() -> None:
+    """NaN is not below ½, so that its image would not abstain."""
+    found = clopper_pearson([2, 3, 4, 5], 5, 1e-300)
+    assert (found[:3] == 0).all()
+    assert found[3] == pytest.approx(1e-60)
+
+
 def test_empirical_bernstein_formula_and_coverage() -> None:
     rng = np.random.default_rng(0)
     x = rng.beta(8, 1, size=(4000, 200))
