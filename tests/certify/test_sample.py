@@ -68,6 +68,23 @@ def test_bfloat16_agrees_up_to_rounding() -> None:
     assert ((full.count - half.count).abs() < 60).all()
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_noise_is_added_in_float32_and_the_network_runs_in_bfloat16(fast: bool) -> None:
+    kinds: set[tuple[torch.dtype, torch.dtype]] = set()
+    fine: list[bool] = []
+
+    def model(x: Tensor) -> Tensor:
+        y = layer(x.flatten(1))
+        kinds.add((x.dtype, y.dtype))
+        fine.append(not torch.equal(x, x.bfloat16().float()))
+        return y
+
+    layer = nn.Linear(16, 2)
+    certify(model, images(2), sigma=SIGMA, n=300, dtype=torch.bfloat16, fast=fast)
+    assert kinds == {(torch.float32, torch.bfloat16)}
+    assert all(fine)
+
+
 def test_a_model_without_logits_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"logits \[batch, classes\].*returned \[2\]"):
         certify(lambda x: x.mean((1, 2, 3)), images(1), sigma=SIGMA, n=500)

@@ -83,20 +83,21 @@ def test_both_ways_skip_the_same(options: dict, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(getattr(plain, name), getattr(fast, name)), name
 
 
-def test_the_guess_is_that_of_the_first_samples_and_no_others_are_drawn() -> None:
+@pytest.mark.parametrize("n0", [100, 7, 300])
+def test_the_guess_is_that_of_the_first_samples_and_no_others_are_drawn(n0: int) -> None:
     model, x = network(), images(9)
     index = list(range(9))
     drawn = []
     model.register_forward_pre_hook(lambda layer, args: drawn.append(len(args[0])))
     found = certify(
-        model, x, sigma=SIGMA, n0=100, n=2000, seed=4, labels=torch.tensor(LABELS), skip_wrong=True
+        model, x, sigma=SIGMA, n0=n0, n=2000, seed=4, labels=torch.tensor(LABELS), skip_wrong=True
     )
     block = block_size(tuple(x.shape[1:]))
     right = int((found.n > 0).sum())
-    a_guess, a_bound = (block * math.ceil(n / block) for n in (100, 2000))
+    a_guess, a_bound = (block * math.ceil(n / block) for n in (n0, 2000))
     # 6: to learn the number of classes, and that images do not depend on their company.
     assert sum(drawn) == 6 + 9 * a_guess + right * a_bound
-    guessed = guesses(network().eval(), x, index, 100)
+    guessed = guesses(network().eval(), x, index, n0)
     assert [g == y for g, y in zip(guessed, LABELS, strict=True)] == (found.n > 0).tolist()
     skipped = found.n == 0
     assert found.prediction[skipped].tolist() == torch.tensor(guessed)[skipped].tolist()
