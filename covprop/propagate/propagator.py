@@ -41,7 +41,10 @@ def check_names(plan: Plan, settings: Settings) -> None:
         names = [step.name for step in plan.steps if step.rule is not None]
         for name in settings.r_max:
             if name not in names:
-                raise InvalidInput(f"r_max names {name}, which is no layer{nearest(name, names)}.")
+                raise InvalidInput(
+                    f"r_max names {name}, which is no layer{nearest(name, names)}; "
+                    f"the model has {', '.join(names)}."
+                )
 
 
 def check_same_steps(one: Plan, other: Plan) -> None:
@@ -133,9 +136,11 @@ class Propagator(nn.Module):
         if self._frozen is not None:
             deviations, cov = self._frozen
             return Moments(self.plan.means(x, deviations, self.settings), cov)
-        settings = self._settings(x, x)
+        if self.settings.r_max == "estimated" and self.r_max is None:
+            self.measure_r_max(x)
         if self.calibrated and not self._measured:
             self.calibrate(x)
+        settings = self._settings(x)
         correct = self._correct if self.calibrated else None
         if self.plan.needs_image():
             return self.plan.run(x, self._input_cov(x), settings, correct)
@@ -174,7 +179,7 @@ class Propagator(nn.Module):
             raise InvalidInput("nothing is calibrated yet: call prop.calibrate(x) first.")
         like = next(self.model.parameters(), torch.empty(0))
         correct = self._correct if self.calibrated else None
-        settings = self._settings(like, None)
+        settings = self._settings(like)
         with full_precision(like):
             return self.plan.covariances(self._input_cov(like), settings, correct)
 
@@ -244,20 +249,14 @@ class Propagator(nn.Module):
         assert cov is not None
         return cov
 
-    def _settings(self, like: Tensor, x: Tensor | None) -> Settings:
-        """The settings that hold for this call; `like` tells the device, `x` are images if any."""
-        settings = (
-            self._in_half if like.is_cuda and torch.is_autocast_enabled("cuda") else self.settings
-        )
-        if self.settings.r_max != "estimated":
+    def _settings(self, like: Tensor) -> Settings:
+        """Those of this call: r_max as measured, products in half where `like` is under autocast."""
+        half = like.is_cuda and torch.is_autocast_enabled("cuda")
+        settings = self._in_half if half else self.settings
+        if settings.r_max != "estimated":
             return settings
         if self.r_max is None:
-            if x is None:
-                raise InvalidInput(
-                    'r_max="estimated" needs images: call prop.measure_r_max(x) first.'
-                )
-            self.measure_r_max(x)
-        assert self.r_max is not None
+            raise InvalidInput('r_max="estimated" needs images: call prop.measure_r_max(x) first.')
         return settings.but(r_max=self.r_max)
 
     def _input_cov(self, like: Tensor) -> Tensor:
