@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.estimate.pullback import Pullback
-from covprop.estimate.result import Margin, logits_of, margin_of
+from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
 from covprop.radius import gap_between, top_two
 
@@ -36,7 +36,7 @@ def linearize(
     with torch.enable_grad():
         at = points.detach().clone().requires_grad_(True)
         with Pullback() as pullback:
-            logits = logits_of(model, at)
+            logits = checked_logits(model, at)
         top, runner_up = top_two(logits.unflatten(0, (-1, copies)).mean(1))
         pair = torch.stack([top, runner_up], 1).repeat_interleave(copies, dim=0)
         gap = gap_between(widened(logits), *pair.unbind(1))

@@ -23,7 +23,7 @@ class Margin(NamedTuple):
     runner_up: Tensor
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits, or one sentence where it does not take such images."""
     try:
         returned = model(x)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.estimate.result import Margin, logits_of, margin_of
+from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
 from covprop.radius import gap_between, top_two
 
@@ -32,7 +32,7 @@ def sampled(
         for start in range(0, samples, chunk):
             copies = image.expand(min(chunk, samples - start), *image.shape)
             noise = torch.randn(copies.shape, device=x.device, dtype=x.dtype, generator=generator)
-            rows.append(logits_of(model, copies + sigma * noise))
+            rows.append(checked_logits(model, copies + sigma * noise))
         draws.append(torch.cat(rows))
     logits = widened(torch.stack(draws))  # [b, samples, classes]
     top, runner_up = top_two(logits.mean(1))

@@ -15,7 +15,7 @@ from covprop.train.recipe import Recipe
 
 @torch.no_grad()
 def accuracy(
-    model: nn.Module, data: Images | FolderImages, recipe: Recipe, world: World
+    model: nn.Module, data: Images | FolderImages, recipe: Recipe, here: World
 ) -> tuple[float, float]:
     """(under one draw of noise per image, clean) accuracy of `model` itself.
 
@@ -28,25 +28,25 @@ def accuracy(
     with (
         torch.compiler.set_stance("force_eager") if recipe.train.compile is True else nullcontext()
     ):
-        right = _right(model, data, recipe, world)
+        right = _right(model, data, recipe, here)
     model.train(was_training)
-    under_noise, without = (world.sum(right) / len(data)).tolist()
+    under_noise, without = (here.sum(right) / len(data)).tolist()
     return under_noise, without
 
 
-def _right(model: nn.Module, data: Images | FolderImages, recipe: Recipe, world: World) -> Tensor:
+def _right(model: nn.Module, data: Images | FolderImages, recipe: Recipe, here: World) -> Tensor:
     """How many images of this process are classified right, (under noise, clean)."""
     options, size = recipe.train, recipe.train.batch_size
-    right = torch.zeros(2, dtype=torch.float64, device=world.device)
+    right = torch.zeros(2, dtype=torch.float64, device=here.device)
     for step, batch in enumerate(
         batches(
             data,
             size,
             epoch=0,
             seed=options.seed,
-            device=world.device,
-            rank=world.rank,
-            world=world.size,
+            device=here.device,
+            rank=here.rank,
+            world=here.size,
             workers=recipe.data.workers,
             shuffle=False,
         )
@@ -54,10 +54,10 @@ def _right(model: nn.Module, data: Images | FolderImages, recipe: Recipe, world:
         if not len(batch.y):
             continue  # the last batch may be smaller than the number of processes
         # Drawn for the whole batch and picked by position: the same for any number of processes.
-        generator = noise.stream(options.seed, "test noise", step, device=world.device)
-        draw = torch.randn((size, *batch.x.shape[1:]), generator=generator, device=world.device)
-        mine = draw[batch.index.to(world.device) - step * size]
-        with torch.autocast(world.device.type, torch.bfloat16, options.precision == "bf16"):
+        generator = noise.stream(options.seed, "test noise", step, device=here.device)
+        draw = torch.randn((size, *batch.x.shape[1:]), generator=generator, device=here.device)
+        mine = draw[batch.index.to(here.device) - step * size]
+        with torch.autocast(here.device.type, torch.bfloat16, options.precision == "bf16"):
             noisy = model(batch.x + recipe.noise.sigma * mine)
             clean = model(batch.x)
         right[0] += (noisy.argmax(1) == batch.y).sum()

@@ -94,7 +94,7 @@ class Trainer:
         self.steps = len(train_data) // recipe.train.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
-        self.images = len(train_data)
+        self.images_before = len(train_data)  # that a run which is continued was trained on
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, recipe.train.epochs * self.steps)
@@ -134,9 +134,9 @@ class Trainer:
             self.here.first_does(self._save_model)
         elif self._steps_done():
             self.log.say(f"continuing {self.out} at epoch {self.epoch + 1}, step {self.step}")
-            if self.images != len(self.train_data):
+            if self.images_before != len(self.train_data):
                 self.log.say(
-                    f"It was trained on {self.images} images so far, now there are "
+                    f"It was trained on {self.images_before} images so far, now there are "
                     f"{len(self.train_data)}: it ends with other weights than one run would have."
                 )
         try:
@@ -283,7 +283,8 @@ class Trainer:
         self.learned.restore(state, path)
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
-        self.images = state.get("images", self.images)  # which earlier versions did not keep
+        # Which earlier versions did not keep.
+        self.images_before = state.get("images", self.images_before)
         if self.here.first:  # the sums of all processes were saved as one
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 
