@@ -2,7 +2,8 @@
 
 Notation: z = μ/s, Φ and φ the standard normal distribution function and density. All functions
 take μ and s of broadcastable shapes, s ≥ 0, and are finite for every finite μ and s, s = 0
-included.
+included. The rules read the means alone: after an activation they keep a bound on Σ, not the
+exact variances, which differ by image.
 """
 
 from __future__ import annotations

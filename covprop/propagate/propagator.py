@@ -250,7 +250,7 @@ class Propagator(nn.Module):
         return cov
 
     def _settings(self, like: Tensor) -> Settings:
-        """Those of this call: r_max as measured, products in half where `like` is under autocast."""
+        """Those of this call: r_max as measured, products in half where autocast is on."""
         half = like.is_cuda and torch.is_autocast_enabled("cuda")
         settings = self._in_half if half else self.settings
         if settings.r_max != "estimated":
