@@ -38,7 +38,7 @@ OUT_OF_PLACE: dict[Any, Any] = {
 }
 
 
-# a + a and a − a are no sums of independent values.
+# a + a and a − a are no sums of independent values but 2a and 0·a.
 DOUBLED: dict[Any, int] = {
     **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 2),
     **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), 0),
