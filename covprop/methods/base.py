@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from covprop import noise
-from covprop.errors import InvalidInput
 from covprop.layers import widened
 from covprop.logits import as_logits
 
@@ -77,9 +76,3 @@ def log_mean_softmax(logits: Tensor) -> Tensor:
     """log of the softmax averaged over samples: [b, samples, k] -> [b, k], without underflow."""
     log_p = logits.log_softmax(-1)
     return log_p.logsumexp(1) - math.log(logits.shape[1])
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Raise InvalidInput with `sentence` unless the condition holds."""
-    if not condition:
-        raise InvalidInput(sentence)

@@ -9,10 +9,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.estimate.linearized import linearize
 from covprop.gaussian import Gaussian
 from covprop.layers import widened
-from covprop.methods.base import Losses, draw, laid_out_as, logits_of, require
+from covprop.methods.base import Losses, draw, laid_out_as, logits_of
 from covprop.noise import Stream, seeded
 from covprop.options import NotNegative, Positive, Range, check_fields
 from covprop.propagate.propagator import Propagator
@@ -86,17 +87,17 @@ class Radius:
 
     def __post_init__(self) -> None:
         check_fields("method", self)
-        require(
-            self.share == 1 or self.estimator == "linearized",
-            f'method.share goes with method.estimator = "linearized", not "{self.estimator}".',
-        )
         linearized = self.estimator == "linearized"
+        if self.share != 1 and not linearized:
+            raise InvalidInput(
+                f'method.share goes with method.estimator = "linearized", not "{self.estimator}".'
+            )
         given = [name for name in ("preset", *OF_SIGMA) if getattr(self, name) is not None]
-        require(
-            not linearized or not given,
-            f'method.{"".join(given[:1])} is about a propagated Σ; add method.estimator = "shared" '
-            '(or "calibrated").',
-        )
+        if linearized and given:
+            raise InvalidInput(
+                f'method.{given[0]} is about a propagated Σ; add method.estimator = "shared" '
+                '(or "calibrated").'
+            )
         base = PAPER.but(offset=1.0) if linearized else PRESETS[self.preset or "paper"]
         changes = {name: getattr(self, name) for name in OVERRIDES}
         self.settings: Settings = base.but(

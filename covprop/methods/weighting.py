@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from covprop import noise
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Losses, Method, phase_of, require
+from covprop.methods.base import Losses, Method, phase_of
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
@@ -125,10 +125,10 @@ class RadiusWeights:
         from_epoch: int = 2,
         device: torch.device | str = "cpu",
     ) -> None:
-        require(0 <= momentum < 1, f"weighting.momentum must lie in [0, 1), not {momentum}.")
-        require(0 <= low <= 1 <= high, f"weighting.low, high must enclose 1, not {low}, {high}.")
-        require(drop_below <= 0, f"weighting.drop_below must be at most 0, not {drop_below}.")
-        require(by in ("loss", "sampling"), f'weighting.by is "loss" or "sampling", not "{by}".')
+        _require(0 <= momentum < 1, f"weighting.momentum must lie in [0, 1), not {momentum}.")
+        _require(0 <= low <= 1 <= high, f"weighting.low, high must enclose 1, not {low}, {high}.")
+        _require(drop_below <= 0, f"weighting.drop_below must be at most 0, not {drop_below}.")
+        _require(by in ("loss", "sampling"), f'weighting.by is "loss" or "sampling", not "{by}".')
         self.by, self.momentum, self.low, self.high = by, momentum, low, high
         self.drop_below, self.from_epoch = drop_below, from_epoch
         self.radius = torch.full((count,), torch.nan, device=device)  # nan: not seen yet
@@ -195,6 +195,11 @@ class RadiusWeights:
             )
         self.radius = radius.to(self.radius.device)
         self.start = state.get("start", radius).cpu()
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise InvalidInput(sentence)
 
 
 def resample(weights: Tensor, generator: torch.Generator) -> Tensor:

@@ -108,7 +108,7 @@ def rule(
         if len(names) < 3:
             raise TypeError(
                 f"the rule {function.__name__} takes ({', '.join(names)}): a rule's signature is "
-                "(layer, cov, settings), optionally followed by shape, out_shape or mean."
+                f"(layer, cov, settings), optionally followed by any of {', '.join(_EXTRAS)}."
             )
         unknown = [name for name in names[3:] if name not in _EXTRAS]
         if unknown:
