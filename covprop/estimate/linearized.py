@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from covprop.errors import InvalidInput
 from covprop.estimate.pullback import Pullback
@@ -35,7 +37,9 @@ def linearize(
     """
     with torch.enable_grad():
         at = points.detach().clone().requires_grad_(True)
-        with Pullback() as pullback:
+        # Of torch's ways to compute attention the plain one alone has a second derivative.
+        attention = sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext()
+        with Pullback() as pullback, attention:
             logits = checked_logits(model, at)
         top, runner_up = top_two(logits.unflatten(0, (-1, copies)).mean(1))
         pair = torch.stack([top, runner_up], 1).repeat_interleave(copies, dim=0)

@@ -99,3 +99,34 @@ def test_a_margin_is_that_of_evaluation() -> None:
     found = margin(model.train(), x, 0.5)
     assert model.training
     torch.testing.assert_close(found, margin(model[1].eval(), x, 0.5), rtol=0, atol=0)
+
+
+class Attention(nn.Module):
+    """Three tokens that look at each other, by torch's fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Linear(3, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.tokens(x).chunk(3, -1)
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v).flatten(1))
+
+
+def test_a_network_with_attention_trains_on_its_radius() -> None:
+    """The fused kernels have no second derivative; against differences of the variance itself."""
+    model, x = Attention().double(), torch.rand(2, 1, 3, 3, dtype=torch.float64)
+    weight = model.tokens.weight
+    linearize(model, x, 0.5, create_graph=True).var.sum().backward()
+    assert weight.grad is not None
+    step = 1e-5 * torch.randn_like(weight)
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(step, alpha=sign)
+        ends.append(linearize(model, x, 0.5).var.sum())
+        with torch.no_grad():
+            weight.sub_(step, alpha=sign)
+    torch.testing.assert_close(
+        (weight.grad * step).sum(), (ends[0] - ends[1]) / 2, rtol=1e-5, atol=0
+    )
