@@ -200,8 +200,9 @@ def _certificate(
     guess: Ints, lower: Floats, count: Ints, used: Ints, nan: Ints, sigma: float
 ) -> Certificate:
     # Without a sample to bound it by (n = 0) a guess stays one: it neither abstains nor certifies.
+    # Whatever else is not known to be ½ or more abstains, also a bound that is NaN.
     return Certificate(
-        prediction=torch.from_numpy(np.where((lower < 0.5) & (used > 0), ABSTAIN, guess)),
+        prediction=torch.from_numpy(np.where((lower >= 0.5) | (used == 0), guess, ABSTAIN)),
         radius=torch.from_numpy(certified_radius(lower, sigma)),
         p_lower=torch.from_numpy(lower),
         count=torch.from_numpy(count),

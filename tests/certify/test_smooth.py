@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import covprop
 from covprop.certify import Certificate, SampleWarning, certify, predict
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, Streams, block_size
-from covprop.certify.smooth import _prediction
+from covprop.certify.smooth import _certificate, _prediction
 from covprop.errors import InvalidInput
 
 SHAPE = (1, 4, 4)
@@ -146,17 +146,19 @@ def broken(share: float) -> Callable[[Tensor], Tensor]:
     return model
 
 
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("soft", [False, True])
-def test_nan_is_an_outcome_and_no_class(soft: bool) -> None:
+def test_nan_is_an_outcome_and_no_class(soft: bool, fast: bool) -> None:
     x = torch.full(SHAPE, 0.5)
-    found = certify(broken(0.2), x, sigma=SIGMA, n=2000, soft=soft)
+    found = certify(broken(0.2), x, sigma=SIGMA, n=2000, soft=soft, fast=fast)
     assert found.prediction == 1
     assert found.nan.item() == pytest.approx(400, abs=80)
     assert found.p_lower < 0.8
+    assert found.p_lower > 0.7
     assert found.count + found.nan == 2000
-    assert certify(broken(0.7), x, sigma=SIGMA, n=2000, soft=soft).prediction == -1
-    assert predict(broken(0.2), x, sigma=SIGMA, n=2000).prediction == 1
-    assert predict(broken(0.7), x, sigma=SIGMA, n=2000).prediction == -1
+    assert certify(broken(0.7), x, sigma=SIGMA, n=2000, soft=soft, fast=fast).prediction == -1
+    assert predict(broken(0.2), x, sigma=SIGMA, n=2000, fast=fast).prediction == 1
+    assert predict(broken(0.7), x, sigma=SIGMA, n=2000, fast=fast).prediction == -1
 
 
 def test_all_nan_abstains() -> None:
@@ -213,6 +215,14 @@ def test_a_prediction_shows_its_counts() -> None:
     assert found.runner_up.tolist() == [10, 9]
     assert found.nan.tolist() == [7, 40]
     assert found.n.tolist() == [50, 50]
+
+
+def test_a_bound_that_is_no_number_abstains() -> None:
+    guess, count = np.array([1, 1, 1, 1]), np.array([9, 9, 9, 0])
+    lower, used = np.array([math.nan, 0.5, 0.499, 0.0]), np.array([9, 9, 9, 0])
+    found = _certificate(guess, lower, count, used, 0 * count, SIGMA)
+    assert found.prediction.tolist() == [-1, 1, -1, 1]  # the last was not bounded
+    assert found.radius.tolist() == [0, 0, 0, 0]
 
 
 def test_abstains_exactly_below_one_half() -> None:
