@@ -46,11 +46,21 @@ DOUBLED: dict[Any, int] = {
 
 
 class _Tracer(fx.Tracer):
-    """Traces into the user's blocks; a module that has a rule of its own is one step."""
+    """Traces into the user's blocks; a module that has a rule of its own is one step.
 
-    def __init__(self) -> None:
+    `defaults` are forward's arguments after the image. They are put in here, since the
+    concrete_args of fx take tuples, lists and dicts apart, and with them what forward returns.
+    """
+
+    def __init__(self, defaults: dict[str, Any]) -> None:
         super().__init__()
         self.record_stack_traces = True
+        self.defaults = defaults
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
+        function, arguments = super().create_args_for_root(root_fn, is_module)
+        rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
+        return function, [*arguments[:2], *rest]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return has_rule(m) or super().is_leaf_module(m, module_qualified_name)
@@ -87,7 +97,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
         )
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:
-        graph = _Tracer().trace(model, concrete_args=defaults or None)
+        graph = _Tracer(defaults).trace(model)
     except Exception as error:
         first = first_line(error)
         if first.startswith("'len' is not supported"):
@@ -121,8 +131,8 @@ def flatten_graph(
         if node.op == "placeholder" and not slots:
             slots[node] = 0
             continue
-        if str(node.target).startswith("_assert") or node.target is torch._assert:
-            continue  # fx checks the fixed arguments of forward; here they are constants
+        if node.target is torch._assert:
+            continue  # it computes nothing
         if node.op == "output":
             output = slots.get(node.args[0], -1) if isinstance(node.args[0], fx.Node) else -1
             break

@@ -214,3 +214,37 @@ def test_faults_are_told_apart() -> None:
 
     with pytest.raises(UnsupportedModel, match="rounding is not linear"):
         covprop.check(Rounding(), (1, 2, 2))
+
+
+class Optioned(nn.Module):
+    """Has arguments of every kind after the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(
+        self, x: Tensor, sizes: tuple = (3, 2), shift: Tensor = torch.ones(2), *rest: Tensor,  # noqa: B008
+        options: dict = {"scale": 0.5}, mask: Tensor | None = None, **more: int,  # noqa: B006
+    ) -> Tensor:  # fmt: skip
+        assert mask is None
+        return self.last(x.flatten(1) * sizes[1] * options["scale"] * len(sizes)) + shift
+
+
+def test_arguments_after_the_image_stay_at_their_defaults() -> None:
+    model = Optioned()
+    before = set(vars(model))
+    out = Propagator(model, 0.25, (1, 2, 2), EXACT)(torch.zeros(3, 1, 2, 2))
+    weight = model.last.weight
+    torch.testing.assert_close(out.cov, 0.25 * weight @ weight.T)
+    torch.testing.assert_close(out.mean, model(torch.zeros(3, 1, 2, 2)))
+    assert set(vars(model)) == before
+
+
+def test_a_tuple_of_logits_is_refused_whatever_the_defaults() -> None:
+    class Wrapped(Optioned):
+        def forward(self, x: Tensor, sizes: tuple = (3, 2)) -> Tensor:  # type: ignore[override]
+            return (self.last(x.flatten(1)),)  # type: ignore[return-value]
+
+    with pytest.raises(UnsupportedModel, match="must return one tensor of logits"):
+        covprop.check(Wrapped(), input_shape=(1, 2, 2))
