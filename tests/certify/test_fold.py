@@ -134,6 +134,36 @@ def test_models_that_are_left() -> None:
     assert folded(torch.sin, x) is torch.sin
 
 
+class Written(nn.Module):
+    """Feature maps that are read again after something was written into them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.second = (nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "input":
+            return F.relu(self.first(x.mul_(2)))
+        y = self.first(x)
+        if self.how == "relu":
+            z = F.relu_(y)
+        else:
+            z = y
+            z += self.second(torch.sin(y))  # a trace takes it for a sum, which leaves y as it was
+            z = F.relu(z)
+        return self.second(y + z)
+
+
+@pytest.mark.parametrize("how", ["relu", "sum", "input"])
+def test_a_network_that_writes_in_place_stays_what_it_is(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Written(how).double().eval(), torch.rand(2, 3, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        found = folded(model, x.clone())
+        torch.testing.assert_close(found(x.clone()), model(x.clone()))  # type: ignore[operator]
+
+
 def test_an_engine_folds_first_and_rounds_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it compiles is one graph."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
