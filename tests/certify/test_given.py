@@ -1,0 +1,35 @@
+"""Whether an image's logits depend on what is beside it: rounding and chance do not count."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from covprop.certify.given import check_company
+from covprop.errors import InvalidInput
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_what_moves_by_more_than_rounding_depends_on_its_company(scale: float) -> None:
+    logits = torch.tensor([1.0, -2.0, 0.5]) * scale
+
+    def moved(by: float) -> None:
+        check_company(lambda pixel: logits * (1 + by * pixel))
+
+    moved(0.0)
+    moved(1e-5)
+    for by in (0.01, -0.5, 10.0):
+        with pytest.raises(InvalidInput, match="what else is in the batch"):
+            moved(by)
+
+
+def test_one_of_two_networks_by_chance_is_not_taken_for_two_by_company() -> None:
+    """Four calls agree with company in one of eight pairs: it takes more to be sure."""
+    rng = random.Random(0)
+
+    def either(pixel: float) -> Tensor:
+        return torch.tensor([1.0, float(rng.randrange(2))])
+
+    for _ in range(300):
+        check_company(either)
