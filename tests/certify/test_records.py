@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_the_fields_format(path: Path) -> None:
     ]
     assert json.loads(path.with_suffix(".json").read_text()) == SETTINGS
     assert read_tsv(path).radius.tolist() == [0.123, 2.59, 5.06]
+
+
+def test_a_guess_is_not_bounded_if_it_got_no_samples(path: Path) -> None:
+    """One whose samples were all of other classes was."""
+    settings = {**SETTINGS, "skip_wrong": True}
+    with Log(path, settings, Row) as log:
+        for i, n in enumerate((1000, 1000, 0)):
+            log.append(replace(row(i), count=0 if i else 900, n=n))
+        log.finish([0, 1, 2])
+    assert json.loads(path.with_suffix(".json").read_text()) == {**settings, "not_bounded": 1}
 
 
 @pytest.mark.parametrize(
