@@ -42,7 +42,7 @@ class Attribute:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: not every value has a hash
 class Constant:
     """A plain value that stands where the trace had an argument of forward."""
 

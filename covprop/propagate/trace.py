@@ -114,6 +114,21 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     return graph, made
 
 
+def target_of(node: fx.Node, modules: dict[str, nn.Module], made: dict[str, Any]) -> Any:
+    """What a node runs: a module, a function, an Attribute or a Constant."""
+    target: Any = node.target
+    if node.op == "call_module":
+        return modules[target]
+    if node.op == "call_method":
+        return getattr(torch.Tensor, target)
+    if node.op == "placeholder":
+        return Constant(node.args[0] if node.args else None)
+    if node.op == "get_attr":
+        owner, _, name = target.rpartition(".")
+        return Constant(made[target]) if target in made else Attribute(modules[owner], name)
+    return target
+
+
 def flatten_graph(
     model: nn.Module, graph: fx.Graph, made: dict[str, Any]
 ) -> tuple[list[Step], int]:
@@ -136,25 +151,13 @@ def flatten_graph(
         if node.op == "output":
             output = slots.get(node.args[0], -1) if isinstance(node.args[0], fx.Node) else -1
             break
-        in_place = False
-        target: Any = node.target
-        if node.op == "call_module":
-            target = modules[node.target]
-            if type(target) is nn.Identity:  # the very same value
-                slots[node] = slots[node.args[0]]
-                continue
-            in_place = bool(getattr(target, "inplace", False))
-        elif node.op == "get_attr":
-            owner, _, name = node.target.rpartition(".")
-            own = node.target in made
-            target = Constant(made[name]) if own else Attribute(modules[owner], name)
-        elif node.op == "call_method":
-            target = getattr(torch.Tensor, node.target)
-        elif node.op == "placeholder":
-            target = Constant(node.args[0] if node.args else None)
-        if not isinstance(target, nn.Module | Attribute | Constant) and target in OUT_OF_PLACE:
+        target = target_of(node, modules, made)
+        if type(target) is nn.Identity:  # the very same value
+            slots[node] = slots[node.args[0]]
+            continue
+        in_place = getattr(target, "inplace", False) or node.kwargs.get("inplace") is True
+        if target in OUT_OF_PLACE:
             target, in_place = OUT_OF_PLACE[target], True
-        in_place = in_place or node.kwargs.get("inplace") is True
         args: tuple[Any, ...] = () if node.op == "placeholder" else convert(tuple(node.args))
         if target in DOUBLED and len(args) == 2 and args[0] == args[1] and not node.kwargs:
             target, args = operator.mul, (args[0], DOUBLED[target])

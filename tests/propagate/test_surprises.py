@@ -225,10 +225,11 @@ class Optioned(nn.Module):
 
     def forward(
         self, x: Tensor, sizes: tuple = (3, 2), shift: Tensor = torch.ones(2), *rest: Tensor,  # noqa: B008
-        options: dict = {"scale": 0.5}, mask: Tensor | None = None, **more: int,  # noqa: B006
+        options: dict = {"scale": 0.5}, mask: Tensor | None = None,  # noqa: B006
+        rows: slice = slice(None), **more: int,
     ) -> Tensor:  # fmt: skip
         assert mask is None
-        return self.last(x.flatten(1) * sizes[1] * options["scale"] * len(sizes)) + shift
+        return self.last(x[rows].flatten(1) * sizes[1] * options["scale"] * len(sizes)) + shift
 
 
 def test_arguments_after_the_image_stay_at_their_defaults() -> None:
