@@ -51,6 +51,8 @@ def test_signed_radius_for_labels() -> None:
     radius = estimated_radius(out, 1.0, labels=torch.tensor([0, 1, 2]))
     expected = [2 / math.sqrt(2), -2 / math.sqrt(2), -3 / math.sqrt(2)]
     assert radius.tolist() == pytest.approx(expected)
+    below = Gaussian(out.mean - 9, out.cov)  # the best other class need not be above 0
+    assert estimated_radius(below, 1.0, torch.tensor([0, 1, 2])).tolist() == pytest.approx(expected)
 
 
 def test_edge_cases_are_defined() -> None:
@@ -64,6 +66,10 @@ def test_edge_cases_are_defined() -> None:
     values = torch.tensor([[math.nan, 1.0, 0.0], [2.0, 1.0, math.nan], [2.0, 1.0, 0.0]])
     nan = estimated_radius(Gaussian(values, torch.eye(3)), 0.5)
     assert nan.isnan().tolist() == [True, True, False]
+    unknown = torch.tensor([[math.nan, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    two = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    found = estimated_radius(Gaussian(two, unknown), 0.5)
+    assert found.isnan().tolist() == [True, False]  # not the infinite one of no variance
     with pytest.raises(InvalidInput, match="at least two classes"):
         estimated_radius(Gaussian(torch.zeros(3, 1), torch.eye(1)), 0.5)
     with pytest.raises(InvalidInput, match="sigma is"):
