@@ -130,14 +130,19 @@ def owens_t(h: Tensor, a: Tensor, nodes: int = 32) -> Tensor:
     return total * a / (4 * math.pi)
 
 
+@torch.compiler.assume_constant_result  # a compiler cannot look into it
+def normal_nodes(nodes: int) -> tuple[list[float], list[float]]:
+    """Points and weights of the Gauss–Hermite quadrature for the standard normal."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    return points.tolist(), (weights / weights.sum()).tolist()
+
+
 def quadrature_mean(
     function: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, nodes: int
 ) -> Tensor:
     """E[f(x)] ≈ Σ_k w_k f(μ + s·u_k) at the Gauss–Hermite nodes of the standard normal."""
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / weights.sum()
     total = torch.zeros_like(mean * std)
-    for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
+    for point, weight in zip(*normal_nodes(nodes), strict=True):
         total = total + weight * function(mean + point * std)
     return total
 

@@ -105,8 +105,13 @@ def test_a_view_changed_in_place_is_refused_where_the_value_is_read_again() -> N
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_compiles_without_a_break_forward_and_backward(training: bool) -> None:
+@pytest.mark.parametrize("activation", [None, nn.Hardswish, nn.GELU])
+def test_compiles_without_a_break_forward_and_backward(
+    training: bool, activation: type[nn.Module] | None
+) -> None:
     model, x = net()
+    if activation is not None:
+        model = nn.Sequential(model, activation(), nn.Linear(4, 3))
     prop = Propagator(model, 0.25, (2, 8, 8)).train(training)
     twin = copy.deepcopy(prop)
     compiled = torch.compile(prop, fullgraph=True, backend="aot_eager")
