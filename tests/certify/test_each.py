@@ -43,6 +43,8 @@ def test_the_queue_counts_what_the_plain_way_counts(options: dict, batch_size: i
     assert torch.equal(plain.n, fast.n)
     assert torch.equal(plain.prediction, fast.prediction)
     torch.testing.assert_close(plain.radius, fast.radius, rtol=1e-9, atol=0)
+    assert (plain.p_lower > 0).all()  # also where nothing is certified
+    torch.testing.assert_close(plain.p_lower, fast.p_lower, rtol=1e-9, atol=0)
 
 
 @pytest.mark.usefixtures("one_noise")
