@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.certify.affine import Affine
-from covprop.certify.convolution import conv_relu, first_conv
+from covprop.certify.convolution import conv_relu, first_conv, is_few
 from covprop.certify.engine import Engine
 from covprop.certify.fold import ConvReLU, FirstConv, Scale, folded
 from covprop.models import build
@@ -110,6 +110,21 @@ def test_convolutions_that_are_left() -> None:
             torch.testing.assert_close(folded(model, x)(x), model(x), rtol=1e-4, atol=1e-5)
         assert ConvReLU not in kinds(folded(model, x))
     assert Affine not in kinds(folded(model, x))  # the norm alone is in the weights
+
+
+def test_few_channels_are_those_whose_patch_fits_the_kernel() -> None:
+    """It would pass over the numbers of a patch beyond the 32nd, in half precision alone."""
+
+    def few(*shape: int, dilation: int = 1, groups: int = 1) -> bool:
+        return is_few(torch.empty(shape), [dilation, dilation], groups)
+
+    assert few(8, 3, 3, 3)
+    assert few(8, 4, 2, 4)
+    assert not few(8, 4, 3, 3)
+    assert not few(8, 1, 7, 7)
+    assert not few(8, 5, 1, 1)
+    assert not few(8, 3, 3, 3, dilation=2)
+    assert not few(8, 1, 3, 3, groups=8)
 
 
 def test_models_that_are_left() -> None:

@@ -86,6 +86,11 @@ def test_intervals_of_proportions_are_those_of_resampling() -> None:
     # 8,000 resamples fix a quantile to within one image.
     assert low == pytest.approx(shares[200], abs=1.01 / n)
     assert high == pytest.approx(shares[7800], abs=1.01 / n)
+    # Of many images, where 90 % would be 7 images narrower at either end.
+    counts = np.sort(np.random.default_rng(0).binomial(2000, 0.35, 200_000))
+    _, low, high = proportion(700.0, 2000)
+    assert 2000 * low == pytest.approx(counts[5_000], abs=1.01)
+    assert 2000 * high == pytest.approx(counts[195_000], abs=1.01)
 
 
 def test_interval_of_a_mean_is_that_of_resampling_and_repeats() -> None:
