@@ -38,11 +38,11 @@ OUT_OF_PLACE: dict[Any, Any] = {
 }
 
 
-# a + a and a − a are no sums of independent values but 2a and 0·a.
-DOUBLED: dict[Any, int] = {
-    **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 2),
-    **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), 0),
+SIGNS: dict[Any, int] = {
+    **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 1),
+    **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), -1),
 }
+"""Of the second operand of a sum: a ± αa is no sum of independent values but (1 ± α)·a."""
 
 
 class _Tracer(fx.Tracer):
@@ -129,6 +129,17 @@ def target_of(node: fx.Node, modules: dict[str, nn.Module], made: dict[str, Any]
     return target
 
 
+def multiple_of_one(
+    sign: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, float] | None:
+    """The factors of a sum whose operands are one value: a and 1 ± α; None for other sums."""
+    operands = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    alpha = kwargs.get("alpha", 1)
+    if len(operands) != 2 or operands[0] != operands[1] or not isinstance(alpha, int | float):
+        return None
+    return operands[0], 1 + sign * alpha
+
+
 def flatten_graph(
     model: nn.Module, graph: fx.Graph, made: dict[str, Any]
 ) -> tuple[list[Step], int]:
@@ -159,10 +170,10 @@ def flatten_graph(
         if target in OUT_OF_PLACE:
             target, in_place = OUT_OF_PLACE[target], True
         args: tuple[Any, ...] = () if node.op == "placeholder" else convert(tuple(node.args))
-        if target in DOUBLED and len(args) == 2 and args[0] == args[1] and not node.kwargs:
-            target, args = operator.mul, (args[0], DOUBLED[target])
-        name = node.target if node.op in ("call_module", "get_attr") else node.name
         kwargs = convert(dict(node.kwargs))
+        if target in SIGNS and (whole := multiple_of_one(SIGNS[target], args, kwargs)):
+            target, args, kwargs = operator.mul, whole, {}
+        name = node.target if node.op in ("call_module", "get_attr") else node.name
         old = slots[next(iter(node.all_input_nodes))] if in_place else None
         steps.append(Step(str(name), (target,), args, kwargs, source_line(node), overwrites=old))
         slots[node] = len(steps)

@@ -34,8 +34,14 @@ class Function(nn.Module):
         (lambda x: (x * (x.size(-1) ** 0.5)).flatten(1), 256),
         (lambda x: (x + x).flatten(1), 256),
         (lambda x: (x - x + 2 * x).flatten(1), 256),
+        (lambda x: torch.add(x, other=x).flatten(1), 256),
+        (lambda x: torch.add(alpha=3, other=x, input=x).flatten(1), 256),
+        (lambda x: x.sub(x, alpha=-0.5).flatten(1), 256),
     ],
-    ids=["divide by size", "slice by size", "scale by size", "x + x", "x - x"],
+    ids=[
+        *("divide by size", "slice by size", "scale by size"),
+        *("x + x", "x - x", "other = x", "x + 3x", "x + x / 2"),
+    ],
 )
 def test_numbers_from_sizes_and_repeated_operands(function, features: int) -> None:  # type: ignore[no-untyped-def]
     model = Function(function, features).double()
