@@ -251,7 +251,8 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
-        check_company(lambda pixel: self._logits(beside(pixel))[0])
+        # A copy: a recorded network writes every answer to the same place.
+        check_company(lambda pixel: self._logits(beside(pixel))[0].clone())
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

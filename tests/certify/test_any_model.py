@@ -132,6 +132,21 @@ def test_what_is_random_or_nan_does_not_depend_on_its_company() -> None:
     assert nan.nan.tolist() == [300, 300]
 
 
+def test_answers_that_share_their_memory_are_told_apart() -> None:
+    """As a recorded network's do, which writes each of them over the last."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    place = torch.empty(10_000, 3)
+
+    def recorded(x: Tensor) -> Tensor:
+        return place[: len(x)].copy_(model(x))
+
+    with pytest.raises(InvalidInput, match="what else is in the batch"):
+        covprop.certify(recorded, X, sigma=0.25, n=100)
+    model.eval()
+    expected = covprop.certify(model, X, sigma=0.25, n=100)
+    assert torch.equal(covprop.certify(recorded, X, sigma=0.25, n=100).count, expected.count)
+
+
 def test_a_function_that_writes_into_its_images_is_seen_through() -> None:
     """Each look begins with the same images, or what is deterministic would pass for random."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
