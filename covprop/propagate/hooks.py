@@ -78,15 +78,23 @@ def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
     return [Fault("the model", type(model).__name__, "", CHANGES, WRITE_OUT)]
 
 
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything stands around a module's forward."""
+    return any(getattr(module, name) for name in HOOKS)
+
+
 class _Bare(nn.Module):
     """The hooks of a model around nothing: it returns known logits, for any image."""
 
     def __init__(self, model: nn.Module, logits: Tensor) -> None:
         super().__init__()
-        for name in (
-            *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-            *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-        ):
+        for name in HOOKS:
             setattr(self, name, getattr(model, name).copy())
         self.logits = logits
 

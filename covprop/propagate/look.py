@@ -18,6 +18,10 @@ from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule
 from covprop.propagate.settings import Settings
 
+NOT_REAL = (
+    "it makes truth values, whole or complex numbers of a noisy value",
+    "write it as an activation (x * (x > 0) is relu), or give the block a rule (covprop.rule)",
+)
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
@@ -96,12 +100,19 @@ class Look(nn.Module):
         if not all(keeps_batch(values[slot], values[0]) for slot in random):
             return step, unknown(value)  # the operation that lost it is a fault already
         try:
+            if isinstance(value, Tensor) and not value.is_floating_point():
+                raise Unsupported(*NOT_REAL)
             if step.rule is None:
                 raise Unsupported(*explain(operation))
             cov = self.apply_rule(step, covs, values)
             if not keeps_batch(value, values[0]):
                 raise Unsupported("its output does not keep the batch in dimension 0",
                                   "keep one row an image")  # fmt: skip
+            if step.out_shape and step.out_shape[0] % len(cov) and not self.faults:
+                raise UnsupportedModel(
+                    f"the rule {step.rule.cov.__name__} of {step.name} returned a covariance of "
+                    f"{len(cov)} channels for an output of {step.out_shape[0]}."
+                )
             return replace(step, channels=len(cov)), cov
         except Unsupported as error:
             what = describe(operation)
@@ -185,9 +196,8 @@ def _same_memory(a: Any, b: Any) -> bool:
 
 def carries_noise(value: Any) -> bool:
     """Whether a value computed from a random one is random itself: sizes and dtypes are not."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point()
-    return isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value)
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(v, Tensor) for v in values)
 
 
 def _shape(value: Any) -> tuple[int, ...]:

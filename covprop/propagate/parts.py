@@ -132,7 +132,7 @@ class Parts:
         for part in self.parts:
             covs, values, stds = self.covariances(part, covs, values, settings)
             done.append((stds, self.stream.record_event() if self.stream else None))
-        return done, covs[0]
+        return done, self.plan.logit_covariance(covs[0])
 
     def _covariances(
         self, part: Part, covs: tuple[Any, ...], values: tuple[Any, ...], settings: Settings

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
-from covprop.propagate.channels import channel_std
+from covprop.propagate.channels import channel_std, expand_pixels
 from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
 
@@ -212,6 +212,13 @@ class Plan:
             covs.append(correct(slot, out) if correct else out)
             values.append(None)
 
+    def logit_covariance(self, cov: Tensor | None) -> Tensor:
+        """The output's covariance over classes: logits may be the pixels of a flattened image."""
+        assert cov is not None
+        return expand_pixels(
+            cov, self.steps[self.output - 1].out_shape[0] if self.output else len(cov)
+        )
+
     def deviations(self, covs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """What the mean pass needs of the covariances: a vector a nonlinear step."""
         return [step.deviation(covs) for step in self.steps]
@@ -265,9 +272,7 @@ class Plan:
                 values.append(step.mean(layer, std, values, settings))
             for slot_done in step.frees:
                 values[slot_done] = None
-        final = covs[self.output]
-        assert final is not None
-        return Gaussian(values[self.output], final)
+        return Gaussian(values[self.output], self.logit_covariance(covs[self.output]))
 
     def run_plain(self, x: Tensor, visit: Callable[[int, Tensor], None]) -> None:
         """The network itself, step by step, showing `visit` the value of every random slot."""

@@ -48,12 +48,12 @@ def check_names(plan: Plan, settings: Settings) -> None:
 
 
 def check_same_steps(one: Plan, other: Plan) -> None:
-    """What is measured of a step in one mode serves in the other."""
+    """What is measured of a step in evaluation serves in training."""
     steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
     if steps[0] != steps[1]:
         raise UnsupportedModel(
-            "calibrated=True needs a forward that runs the same layers in training and in "
-            "evaluation; this one asks self.training for other ones."
+            'calibrated=True and r_max="estimated" need a forward that runs the same layers in '
+            "training and in evaluation; this one asks self.training for other ones."
         )
 
 
@@ -110,8 +110,9 @@ class Propagator(nn.Module):
         self._frozen: tuple[list[Tensor | None], Tensor] | None = None
         self._parts: dict[bool, Parts] | None = None
         self._measured = False  # host-side copy of calibrations > 0
-        if calibrated:
+        if calibrated or settings.r_max == "estimated":
             check_same_steps(*self.plans.values())
+        if calibrated:
             device = next(model.parameters(), torch.empty(0)).device
             self.register_buffer("calibrations", torch.tensor(0, device=device))
             for slot, step in enumerate(self.plan.steps, start=1):
@@ -201,17 +202,21 @@ class Propagator(nn.Module):
 
     @torch.no_grad()
     def measure_r_max(self, x: Tensor, samples: int = 16) -> dict[str, float]:
-        """Measure r_max of every convolution and pool from noisy samples of a few images.
+        """Measure r_max of every convolution and pool from noisy samples of a few images: the
+        correlation of its output's pixels, or with `multi_block` of those that it sums.
 
         Used from then on when the settings say `r_max="estimated"`; the first forward pass does
         it by itself on the batch it is given.
         """
         check_images(x, self.input_shape, self.model)
-        found = measure(self.plan, self.model, x, self.sigma, samples)
+        found = measure(self.plans[False], self.model, x, self.sigma, samples)
+        between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
         self.r_max = {}
-        for slot, layer in found.items():  # of a layer that is used twice, the larger one
-            name = self.plan.steps[slot - 1].name
-            self.r_max[name] = max(layer.correlation, self.r_max.get(name, 0.0))
+        for slot in found:  # of a layer that is used twice, the larger one
+            step = self.plan.steps[slot - 1]
+            slots = step.random if self.settings.multi_block else (slot,)
+            seen = [between[slot] for slot in slots]
+            self.r_max[step.name] = max(self.r_max.get(step.name, 0.0), *seen)
         return self.r_max
 
     @torch.no_grad()
@@ -226,7 +231,7 @@ class Propagator(nn.Module):
         if not self.calibrated:
             raise InvalidInput("calibrate needs Propagator(..., calibrated=True).")
         check_images(x, self.input_shape, self.model)
-        found = measure(self.plan, self.model, x, self.sigma, samples)
+        found = measure(self.plans[False], self.model, x, self.sigma, samples)
         for slot, layer in found.items():
             old = getattr(self, f"variance_{slot}")
             new = layer.variance
@@ -245,9 +250,7 @@ class Propagator(nn.Module):
         return cov * (scale[:, None] * scale[None, :])
 
     def _output(self, covs: list[Tensor | None]) -> Tensor:
-        cov = covs[self.plan.output]
-        assert cov is not None
-        return cov
+        return self.plan.logit_covariance(covs[self.plan.output])
 
     def _settings(self, like: Tensor) -> Settings:
         """Those of this call: r_max as measured, products in half where autocast is on."""

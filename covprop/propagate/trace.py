@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
-from covprop.propagate.hooks import refuse_hooked_weights, root_hooks
+from covprop.propagate.hooks import has_hooks, refuse_hooked_weights, root_hooks
 from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
@@ -140,6 +140,15 @@ def multiple_of_one(
     return operands[0], 1 + sign * alpha
 
 
+def only_asserted(graph: fx.Graph) -> set[fx.Node]:
+    """Assertions, and what is computed for nothing else: no value of the network."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.target is torch._assert or (node.users and found.issuperset(node.users)):
+            found.add(node)
+    return found
+
+
 def flatten_graph(
     model: nn.Module, graph: fx.Graph, made: dict[str, Any]
 ) -> tuple[list[Step], int]:
@@ -148,6 +157,7 @@ def flatten_graph(
     slots: dict[fx.Node, int] = {}
     steps: list[Step] = []
     output = 0
+    asserted = only_asserted(graph)
 
     def convert(arg: Any) -> Any:
         refer: Any = lambda node: Ref(slots[node])  # noqa: E731  (map_arg's type is narrower)
@@ -157,13 +167,13 @@ def flatten_graph(
         if node.op == "placeholder" and not slots:
             slots[node] = 0
             continue
-        if node.target is torch._assert:
-            continue  # it computes nothing
+        if node in asserted:
+            continue
         if node.op == "output":
             output = slots.get(node.args[0], -1) if isinstance(node.args[0], fx.Node) else -1
             break
         target = target_of(node, modules, made)
-        if type(target) is nn.Identity:  # the very same value
+        if type(target) is nn.Identity and not has_hooks(target):  # the very same value
             slots[node] = slots[node.args[0]]
             continue
         in_place = getattr(target, "inplace", False) or node.kwargs.get("inplace") is True

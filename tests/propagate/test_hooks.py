@@ -88,11 +88,14 @@ def half(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
 
 def test_hooks_that_change_values_are_faults_and_others_are_not() -> None:
     layer, before, root, root_before = (network() for _ in range(4))
+    nothing = nn.Sequential(*network(), nn.Identity())
+    nothing[-1].register_forward_hook(double)
     layer[0].register_forward_hook(double)
     before[0].register_forward_pre_hook(half)
     root.register_forward_hook(double)
     root_before.register_forward_pre_hook(half)
-    for model, name in ((layer, "0"), (before, "0"), (root, "the model"), (root_before, "the mo")):
+    models = {"0": (layer, before), "the model": (root, root_before), "5": (nothing,)}
+    for name, model in ((name, model) for name, several in models.items() for model in several):
         with pytest.raises(covprop.UnsupportedModel, match="a hook changes") as error:
             covprop.Propagator(model, 0.25, SHAPE)
         assert error.value.faults[0].name.startswith(name)

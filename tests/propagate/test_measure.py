@@ -41,6 +41,15 @@ def test_estimated_r_max_is_measured_for_each_layer() -> None:
         Propagator(Smooth(), 0.5, (1, 8, 8), settings).covariances()
 
 
+def test_for_several_blocks_the_pixels_that_are_summed_are_measured() -> None:
+    """A global pool has one output, whose neighbours are none; its inputs are all one pixel."""
+    model = nn.Sequential(nn.Upsample(scale_factor=8), nn.AvgPool2d(8), nn.Flatten()).double()
+    x = torch.rand(4, 2, 1, 1, dtype=torch.float64)
+    settings = PAPER.but(r_max="estimated", multi_block=True)
+    cov = Propagator(model, 0.5, (2, 1, 1), settings)(x).cov
+    torch.testing.assert_close(cov, 0.25 * torch.eye(2, dtype=torch.float64))
+
+
 def test_a_layer_used_twice_has_the_larger_r_max() -> None:
     class Twice(nn.Module):
         """The point-wise layer sees neighbours correlated by 2/3 first, and then by 0."""
@@ -97,6 +106,25 @@ def test_calibration_refuses_other_layers_in_another_mode() -> None:
     Propagator(Model(), 0.5, (4, 1, 1))
     with pytest.raises(UnsupportedModel, match="in training and in evaluation"):
         Propagator(Model(), 0.5, (4, 1, 1), calibrated=True)
+    with pytest.raises(UnsupportedModel, match="in training and in evaluation"):
+        Propagator(Model(), 0.5, (4, 1, 1), PAPER.but(r_max="estimated"))
+
+
+def test_dropout_as_a_function_is_off_while_noise_is_measured() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(nn.functional.dropout(x.flatten(1), 0.9, self.training))
+
+    model, x = Dropping(), torch.rand(200, 4, 1, 1)
+    prop = Propagator(model, 0.5, (4, 1, 1), calibrated=True)
+    prop.calibrate(x, samples=50)
+    exact = 0.25 * model.last.weight.square().sum(1)
+    measured = getattr(prop, f"variance_{prop.plan.output}")
+    torch.testing.assert_close(measured, exact, rtol=0.1, atol=0.0)
 
 
 def test_calibration_averages_over_steps_and_keeps_modes() -> None:

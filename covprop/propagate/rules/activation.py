@@ -92,8 +92,8 @@ def elementwise(*operations: Operation, slope: Slope) -> None:
     """Register an element-wise activation: mean by quadrature, covariance α²Σ, α = `slope`.
 
     Gauss–Hermite quadrature with 32 nodes is good to 1e-5 for smooth activations at s ≤ 1 and to
-    1e-3 at s = 2; across a kink (ELU, hard swish …) it is within 2 % of s. Raise
-    `Settings.quadrature_nodes` for more.
+    1e-3 at s = 2; across a kink (ELU, hard swish …) or a sharp bend (softplus with beta = 10) it is
+    within 2 % of s. Raise `Settings.quadrature_nodes` for more.
 
     Example:
         >>> class Swish2(nn.Module):
@@ -108,7 +108,7 @@ def elementwise(*operations: Operation, slope: Slope) -> None:
 
 
 def elu_slope(layer: Layer) -> float:
-    return max(1.0, float(option(layer, 1, "alpha", 1.0)))
+    return max(1.0, abs(float(option(layer, 1, "alpha", 1.0))))
 
 
 elementwise(nn.SiLU, F.silu, slope=1.0998393201)

@@ -78,14 +78,14 @@ def batch_norm(layer: BatchNorm, cov: Tensor, settings: Settings, mean: Tensor |
 
     A covariance computed without an image (`frozen`, `covariances`) uses the running variance.
     """
-    batch = mean if layer.training or layer.running_var is None else None
-    variance = layer.running_var if batch is None else batch_variance(batch)
-    if variance is None:
+    if layer.running_var is None:
         raise Unsupported(
-            "a batch norm without running statistics scales by the batch at hand, "
-            "so Σ cannot be computed without images",
+            "a batch norm without running statistics scales by the batch at hand, in evaluation "
+            "too, so an image's logits depend on the others",
             "build it with track_running_stats=True",
         )
+    batch = mean if layer.training else None
+    variance = layer.running_var if batch is None else batch_variance(batch)
     return normalise(cov, layer.weight, variance, layer.eps, settings)
 
 

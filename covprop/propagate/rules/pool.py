@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.propagate.registry import Call, Layer, Unsupported, option, rule
+from covprop.propagate.registry import Call, Layer, Unsupported, kind, option, rule
 from covprop.propagate.settings import Settings
 
 
@@ -44,10 +45,29 @@ def largest_weight(
     return largest
 
 
-@rule(
-    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
-)
+AVERAGE: dict[Any, int] = {
+    **{nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3},
+    **{F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3},
+}
+ADAPTIVE: dict[Any, int] = {
+    **{nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3},
+    **{F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3},
+}
+"""How many dimensions a pool takes averages over: the last ones of its input."""
+
+
+def check_dimensions(layer: Layer, shape: tuple, pools: dict[Any, int]) -> None:
+    """With fewer dimensions than pixels have, a pool averages over channels or images too."""
+    wanted = pools[layer.function if isinstance(layer, Call) else kind(layer)]
+    if len(shape) - 1 != wanted:
+        raise Unsupported(
+            f"it averages over {wanted} dimension{'s' * (wanted > 1)} of an input with "
+            f"{len(shape) - 1} beside batch and channels",
+            "pool before flattening, with a pool of as many dimensions as the image",
+        )
+
+
+@rule(*AVERAGE)
 def avg_pool(
     layer: Layer, cov: Tensor, settings: Settings, shape: tuple, out_shape: tuple
 ) -> Tensor:
@@ -56,6 +76,7 @@ def avg_pool(
     Windows that hang over the border average fewer pixels; the window with the largest variance
     sets the shared value. Windows that overlap correlate their outputs, as a convolution does.
     """
+    check_dimensions(layer, shape, AVERAGE)
     dimensions = len(shape) - 1
     kernel = per_dimension(option(layer, 1, "kernel_size"), dimensions)
     stride = per_dimension(option(layer, 2, "stride") or kernel, dimensions)
@@ -75,14 +96,12 @@ def avg_pool(
     return pooled(cov, scale, window, overlapping, settings)
 
 
-@rule(
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-)
+@rule(*ADAPTIVE)
 def adaptive_avg_pool(
     layer: Layer, cov: Tensor, settings: Settings, shape: tuple, out_shape: tuple
 ) -> Tensor:
     """Σ/(smallest window): output cell i averages pixels ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
+    check_dimensions(layer, shape, ADAPTIVE)
     counts = [
         min(-(-(i + 1) * size // out) - i * size // out for i in range(out))
         for size, out in zip(shape[1:], out_shape[1:], strict=True)

@@ -63,7 +63,7 @@ def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     key = key if isinstance(key, tuple) else (key,)
     if Ellipsis in key:
         at = key.index(Ellipsis)
-        fill = len(shape) + 1 - (len(key) - 1)
+        fill = len(shape) + 1 - sum(part is not None for part in key if part is not Ellipsis)
         key = (*key[:at], *(slice(None),) * fill, *key[at + 1 :])
     batch, channel = (*key, slice(None))[:2]
     if batch != slice(None):

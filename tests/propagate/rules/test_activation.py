@@ -22,7 +22,7 @@ KINKED = (nn.Softshrink, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn
 KINKED += (nn.ELU, nn.CELU, nn.SELU)
 
 
-@pytest.mark.parametrize("layer", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("layer", [*ACTIVATIONS, nn.ELU(-3.0)], ids=str)
 def test_covariance_is_the_largest_slope_squared(layer: nn.Module) -> None:
     x = torch.linspace(-30, 30, 600_001, dtype=torch.float64)
     x = torch.cat([x, torch.tensor([-1e-12, 1e-12], dtype=torch.float64)]).requires_grad_(True)

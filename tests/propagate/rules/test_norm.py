@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import dense_covariance, random_covariance, relative
 from torch import nn
 
-from covprop import PAPER, ActNorm, Normalize, Propagator
+from covprop import PAPER, ActNorm, Normalize, Propagator, UnsupportedModel, check
 from covprop.propagate.rules.norm import act_norm, batch_norm, batch_variance, normalize
 
 
@@ -28,6 +28,15 @@ def test_batch_norm_eval(channels: int, dimensions: int, affine: bool, seed: int
     cov = random_covariance(channels, seed)
     expected = dense_covariance(layer, cov, (channels, *(2,) * dimensions))[0]
     assert relative(batch_norm(layer, cov, PAPER, mean=None), expected) < 1e-10
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_without_statistics_is_refused(training: bool) -> None:
+    """In evaluation too it would scale an image by the others of its batch."""
+    norm = nn.BatchNorm2d(2, track_running_stats=False)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)).train(training)
+    with pytest.raises(UnsupportedModel, match="track_running_stats=True"):
+        check(model, input_shape=(2, 2, 2))
 
 
 def test_batch_norm_in_training_uses_the_batch() -> None:

@@ -108,3 +108,17 @@ def test_spatial_reductions(how: str) -> None:
 def test_reduction_over_channels_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="it reduces over the channels;"):
         check(Reduce("channels"), (3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.AvgPool1d(2)),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.AdaptiveAvgPool1d(3)),
+        nn.Sequential(nn.Flatten(2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
+    ],
+)
+def test_a_pool_over_more_than_pixels_is_refused(model: nn.Module) -> None:
+    """Over channels or images it mixes what Σ keeps apart."""
+    with pytest.raises(UnsupportedModel, match=r"averages over \d dimensions? of an input with"):
+        check(model, input_shape=(4, 4, 4))

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "permute pixels": lambda x: x.permute(0, 1, 3, 2),
     "transpose pixels": lambda x: x.transpose(2, 3),
     "channel slice": lambda x: x[:, 1:3],
+    "new pixels": lambda x: x.mean((2, 3))[..., None, None],
     "pixel slice": lambda x: x[..., :1],
     "one pixel": lambda x: x[:, :, 0, 0],
     "squeeze": lambda x: x.mean((2, 3), keepdim=True).squeeze(-1).squeeze(-1),
@@ -48,10 +49,12 @@ def test_covariance_before_a_linear_layer_equals_dense(name: str) -> None:
     model = Apply(FUNCTIONS[name]).double()
     prop = Propagator(model, 0.5, (3, 2, 2), PAPER.but(r_max=0.0))
     x = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
-    ours = prop(x).cov
+    (*_, ours) = prop.covariances()
+    assert ours is not None
     unflattened = Unflatten(model, len(ours)).double()
     blocks = dense_covariance(unflattened, 0.25 * torch.eye(3, dtype=torch.float64), (3, 2, 2))
     assert relative(ours, largest_block(blocks)) < 1e-12
+    assert prop(x).cov.shape == (model(x).shape[1],) * 2
 
 
 class Unflatten(nn.Module):
