@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,11 @@ def margin(
     """
     if estimator not in ESTIMATORS:
         raise InvalidInput(f"estimator is {estimator!r}: choose one of {', '.join(ESTIMATORS)}.")
+    takes = list(inspect.signature(ESTIMATORS[estimator]).parameters)[3:]
+    if unknown := [name for name in options if name not in takes]:
+        raise InvalidInput(
+            f"{estimator} has no option {unknown[0]}: it takes {', '.join(takes) or 'none'}."
+        )
     if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
         raise InvalidInput(
             f"margin takes an nn.Module and a tensor, not {type(model).__name__} and "

@@ -4,7 +4,8 @@ Every linear step is applied exactly (its matrix is found by running it on basis
 across residual branches, because the covariance is kept jointly over all values still alive.
 Activations are applied exactly for jointly Gaussian inputs: Cov(f(x_i), f(x_j)) in closed form
 for ReLU and leaky ReLU, by Mehler's series otherwise, and Cov(f(x_i), y) = E[f′(x_i)] Cov(x_i, y).
-The one approximation left is that pre-activations are Gaussian.
+What is left of approximation: pre-activations are taken as Gaussian, and the series ends after 24
+terms, which costs tanh up to 2 % and hardtanh up to 5 % of its variance at a deviation of 5.
 """
 
 from __future__ import annotations
@@ -186,9 +187,9 @@ def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     """The joint covariance over all units, in float64 on the CPU, in eval mode."""
     refuse_hooked_weights(model)  # nor can they be copied
     twin = copy.deepcopy(model).double().cpu()
-    plan = build(twin, tuple(x.shape[1:]), PAPER)
     means, covs = [], []
     with switched(twin, training=False):
+        plan = build(twin, tuple(x.shape[1:]), PAPER)
         for image in x.double().cpu():
             mean, cov = propagate(plan, image, sigma)
             means.append(mean)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from covprop.errors import InvalidInput
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
+from covprop.propagate.inputs import check_samples
 from covprop.radius import gap_between, top_two
 
 
@@ -65,8 +65,7 @@ def linearized(
     In training mode a batch norm normalises by the batch's statistics; an image's gradient takes
     them as given, as in evaluation.
     """
-    if samples != int(samples) or samples < 0:
-        raise InvalidInput(f"samples is {samples}: give a number of noisy points, or 0 for none.")
+    check_samples(samples, least=0)
     copies = max(samples, 1)
     points = x.repeat_interleave(copies, dim=0)
     if samples:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
+from covprop.propagate.inputs import check_samples
 from covprop.radius import gap_between, top_two
 
 
@@ -24,8 +24,7 @@ def sampled(
 
     The top two classes are those of the mean logits. Memory holds the logits of all samples.
     """
-    if samples < 2:
-        raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
+    check_samples(samples)
     draws = []
     for image in x:
         rows = []

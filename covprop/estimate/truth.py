@@ -17,6 +17,7 @@ from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
 from covprop.mode import switched
 from covprop.noise import seeded
+from covprop.propagate.inputs import check_samples
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 from covprop.radius import gap_between
@@ -56,8 +57,7 @@ def estimator_table(
         >>> [row.estimator for row in rows]
         ['shared', 'calibrated', 'linearized', 'dense', 'sampled']
     """
-    if samples < 2:
-        raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
+    check_samples(samples)
     found: dict[str, Margin] = {}
     notes: dict[str, str] = {}
     with switched(model, training=False), seeded(seed, x.device):

@@ -22,6 +22,14 @@ def check_sigma(sigma: float) -> float:
     return value
 
 
+def check_samples(samples: int, least: int = 2) -> None:
+    """Refuse what is no number of noisy samples; a variance needs two."""
+    if not isinstance(samples, SupportsIndex) or int(samples) < least:
+        raise InvalidInput(
+            f"samples is {samples!r}: give a whole number of noisy samples, at least {least}."
+        )
+
+
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or one sentence about what is wrong with it."""
     given = isinstance(shape, Sequence) and len(shape) > 0

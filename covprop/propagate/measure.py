@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
 from covprop.layers import widened
 from covprop.mode import switched
+from covprop.propagate.inputs import check_samples
 from covprop.propagate.plan import Plan
 
 
@@ -43,8 +43,7 @@ def measure(
     plan: Plan, model: nn.Module, x: Tensor, sigma: float, samples: int
 ) -> dict[int, LayerNoise]:
     """Run `samples` noisy copies of each image through the network itself, in eval mode."""
-    if samples < 2:
-        raise InvalidInput(f"samples is {samples}: a variance needs at least 2.")
+    check_samples(samples)
     batch = x.shape[0]
     copies = x.repeat_interleave(samples, dim=0)
     noisy = copies + sigma * torch.randn_like(copies)
