@@ -61,7 +61,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
         # By its bytes: load_file knows no path that is not UTF-8.
         tensors = safetensors.torch.load(path.read_bytes())
     except (OSError, SafetensorError) as error:
-        raise InvalidInput(f"Weights {path} cannot be read ({error}).") from error
+        raise InvalidInput(
+            f"Weights {path} cannot be read ({first_line(error)}); copy the file anew, let the "
+            "same `covprop train` command write it from state.pt, or train again with --restart."
+        ) from error
     load_tensors(path, model, tensors)
 
 

@@ -76,7 +76,9 @@ def test_weights_missing_or_damaged(tmp_path: Path) -> None:
     ):
         checkpoint.load_weights(tmp_path / "model.safetensors", _net())
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(
+        InvalidInput, match=r"cannot be read .*; copy the file anew, .*--restart\.$"
+    ):
         checkpoint.load_weights(tmp_path / "model.safetensors", _net())
 
 

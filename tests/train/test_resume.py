@@ -269,3 +269,14 @@ def test_a_full_disk_in_the_midst_of_a_run(
     assert checkpoint.load_state(tmp_path / "run" / "state.pt")["step"] == 3
     train(recipe, tmp_path / "run")
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_weights_that_were_cut_come_back_from_the_state(tmp_path: Path, tiny: Make) -> None:
+    train(tiny(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(CovpropError, match="let the same `covprop train` command write it"):
+        weights(tmp_path)
+    train(tiny(), tmp_path)
+    assert path.read_bytes() == whole
