@@ -57,6 +57,20 @@ def test_no_run_here(tmp_path: Path) -> None:
         Run(tmp_path / "none")
 
 
+def test_a_folder_of_runs_names_some(tmp_path: Path) -> None:
+    (tmp_path / "digits" / "b").mkdir(parents=True)
+    (tmp_path / "digits" / "b" / "config.toml").touch()
+    with pytest.raises(InvalidInput, match=rf"give the run in it, {tmp_path}/digits/b\.$"):
+        Run(tmp_path / "digits")
+    for name in ("a", "d", "c"):
+        (tmp_path / "digits" / name).mkdir()
+        (tmp_path / "digits" / name / "config.toml").touch()
+    a, b, c = (f"{tmp_path}/digits/{name}" for name in "abc")
+    for path in (tmp_path / "digits", tmp_path):
+        with pytest.raises(InvalidInput, match=rf"no config.toml; .*: {a}, {b}, {c} and 1 more\.$"):
+            Run(path)
+
+
 def test_no_weights_yet(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="no weights"):
         Run(folder).load_model()

@@ -138,9 +138,9 @@ def read_config(path: Path) -> Config:
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        remedy = _runs_below(path.parent) or "give a folder that `covprop train` wrote"
         raise InvalidInput(
-            f"{path.parent} is not a run folder: it has no config.toml; "
-            "give a folder that `covprop train` wrote."
+            f"{path.parent} is not a run folder: it has no config.toml; {remedy}."
         ) from None
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
@@ -149,6 +149,16 @@ def read_config(path: Path) -> Config:
     if not all(isinstance(values, dict) for values in config.values()):
         raise InvalidInput(f"{path} is not the config of a run: it must have sections only.")
     return config
+
+
+def _runs_below(path: Path) -> str:
+    """`give one of the runs in it, such as …`, if there are any one or two folders below."""
+    found = [config.parent for deep in ("*", "*/*") for config in path.glob(f"{deep}/config.toml")]
+    runs = sorted(map(str, found))
+    if not runs:
+        return ""
+    shown = f"{', '.join(runs[:3])}{f' and {len(runs) - 3} more' if runs[3:] else ''}"
+    return f"give one of the runs in it: {shown}" if runs[1:] else f"give the run in it, {shown}"
 
 
 def _completed(config: Config) -> Config:
