@@ -11,6 +11,7 @@ from torch import nn
 
 from covprop import data, models
 from covprop.errors import InvalidInput
+from covprop.models.own import code_file, code_hash
 from covprop.options import Positive, Range, check_value
 from covprop.train import checkpoint, folder
 
@@ -65,6 +66,12 @@ class Run:
         )
         checkpoint.load_weights(self.folder / "model.safetensors", model)
         return model.to(device).eval()
+
+    def changed_code(self) -> Path | None:
+        """The own model's file, if it is not what it was when the run was begun."""
+        name = str(self.config.get("model", {}).get("name", ""))
+        now, trained = code_hash(name), folder.trained_code(self.folder)
+        return None if None in (now, trained) or now == trained else code_file(name)
 
     def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
         """One split ("train", "test" or "holdout") of the data the run was trained on."""

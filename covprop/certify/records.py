@@ -24,6 +24,8 @@ from covprop.files import unwritable, write
 
 NOT_BOUNDED = "not_bounded"  # what X.json says of the rows rather than of their making
 
+LATER = ("model_code",)  # settings that earlier versions did not keep: their logs may be gone on
+
 
 class Log(Generic[AnyRow]):
     """An open log: `done` maps the indices certified so far to their rows; `append` adds rows.
@@ -155,6 +157,8 @@ class Log(Generic[AnyRow]):
         found = _read_meta(meta)
         found.pop(NOT_BOUNDED, None)
         for key in [*self.settings, *found]:
+            if key in LATER and key not in found:
+                continue
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(
                     f"{self.path} was certified with {key} = {_show(found.get(key))}, not "

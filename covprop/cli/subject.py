@@ -94,8 +94,11 @@ class Subject:
         from covprop.checkpoints import weights_hash
         from covprop.data import DATASETS
         from covprop.data.fingerprint import fingerprint
+        from covprop.models.own import code_hash
 
         found = {**more, "data": self.dataset, "split": split, "weights": weights_hash(self.model)}
+        if code := code_hash(self.arch):
+            found["model_code"] = code
         # A registered set is what it is; an own one may have changed since the log was begun.
         return found if self.dataset in DATASETS else found | {"images": fingerprint(images)}
 
@@ -156,6 +159,11 @@ def _open_run(
                 f"{option} is for checkpoint files; the run folder {run} says its own."
             )
     opened = Run(run)
+    if file := opened.changed_code():
+        warn(
+            f"{file}, the model's code, has changed since {run} was trained with it; what follows "
+            "is about its weights in the code of now, which may be another network."
+        )
     return Subject(
         opened.load_model(),
         str(opened.config["model"]["name"]),

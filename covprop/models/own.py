@@ -16,8 +16,7 @@ from covprop.errors import InvalidInput
 
 def load_function(name: str) -> Callable[..., nn.Module]:
     """The function `"path/to/file.py:function"` names; the file is run once per call."""
-    file, _, function = name.rpartition(":")
-    path = Path(file).expanduser().resolve()
+    path, function = code_file(name), name.rpartition(":")[2]
     if not path.is_file():
         raise InvalidInput(f'Model "{name}": there is no file {path}.')
     # Two files of the same name in different folders must not shadow each other.
@@ -41,6 +40,24 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     return found
 
 
+def code_hash(name: str) -> str | None:
+    """SHA-256 of the file that `"path/to/file.py:function"` names; None for a shipped model.
+
+    What the file imports is not looked at. None also if it cannot be read: who loads it says so.
+    """
+    if ".py:" not in name:
+        return None
+    try:
+        return hashlib.sha256(code_file(name).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def code_file(name: str) -> Path:
+    """The file that `"path/to/file.py:function"` names."""
+    return Path(name.rpartition(":")[0]).expanduser().resolve()
+
+
 def settle(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
     """Let lazy layers (`nn.LazyLinear`) find their sizes, by one empty image."""
     if any(is_lazy(tensor) for tensor in (*net.parameters(), *net.buffers())):
@@ -52,7 +69,7 @@ def settle(net: nn.Module, image_shape: tuple[int, int, int]) -> None:
 
 def failed(name: str, error: BaseException) -> InvalidInput:
     """What to raise when the user's file, or its function, raised `error`."""
-    path = Path(name.rpartition(":")[0]).expanduser().resolve()
+    path = code_file(name)
     return InvalidInput(f'Model "{name}": {path} failed{_where(error, path)}.')
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
+from covprop.models.own import code_file, code_hash
 from covprop.train.recipe import Config, resolve
 from covprop.train.toml import dumps
 
@@ -82,7 +83,10 @@ def move_aside(out: Path) -> Path | None:
 
 
 def claim(out: Path, config: Config) -> None:
-    """Write `config` into a fresh folder, or check that the run there has the same one."""
+    """Write `config` into a fresh folder, or check that the run there has the same one.
+
+    The same goes for the code of an own model.
+    """
     path = out / "config.toml"
     if path.exists():
         before = _completed(read_config(path))
@@ -95,6 +99,7 @@ def claim(out: Path, config: Config) -> None:
                 "continue with the same settings, choose another --out, or start over with "
                 "--restart (which keeps the old run beside it)."
             )
+        _claim_code(out, config)
         return
     if (out / "state.pt").exists():
         raise InvalidInput(
@@ -110,9 +115,36 @@ def claim(out: Path, config: Config) -> None:
             "rename the file or folder."
         ) from None
     write(path, content)
+    _claim_code(out, config)
 
 
-NAMES = ("config.toml", "labels.tsv", "metrics.jsonl")
+def _claim_code(out: Path, config: Config) -> None:
+    """Note what an own model's file holds, or check that it is what the run was begun with."""
+    name = str(config.get("model", {}).get("name", ""))
+    now = code_hash(name)
+    if now is None:
+        return
+    file = code_file(name)
+    if not (out / "state.pt").exists():  # nothing was trained that this run would go on from
+        write(out / CODE, f"{now}  {file}\n".encode())
+    elif (before := trained_code(out)) not in (None, now):
+        raise InvalidInput(
+            f"{file}, the model's code, has changed since {out} was begun with it (its SHA-256 was "
+            f"{before:.12}… and is {now:.12}…); put the old code back, choose another --out, or "
+            "start over with --restart (which keeps the old run beside it)."
+        )
+
+
+def trained_code(out: Path) -> str | None:
+    """SHA-256 of the own model's file that the run was begun with; earlier versions kept none."""
+    try:
+        return next(iter((out / CODE).read_text(encoding="utf-8").split()), None)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+CODE = "model.sha256"  # as `sha256sum` writes it, so that `sha256sum -c` says whether it changed
+NAMES = ("config.toml", CODE, "labels.tsv", "metrics.jsonl")
 
 
 def to_come(out: Path) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """A run folder is claimed, continued or refused, and nothing in it is lost."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,26 @@ def test_a_run_from_before_an_option_existed_goes_on(tmp_path: Path, tiny: Make)
     late = tiny({"name": "consistency", "from_epoch": 1}).as_dict()
     with pytest.raises(InvalidInput, match=r"method\.from_epoch is 0, and now it is 1"):
         folder.claim(tmp_path, late)
+
+
+def test_an_own_models_code_may_not_change_under_a_run(tmp_path: Path) -> None:
+    net, out = tmp_path / "net.py", tmp_path / "run"
+    net.write_text("one")
+    config = CONFIG | {"model": {"name": f"{net}:build"}}
+    folder.make(out)
+    folder.claim(out, config)
+    assert folder.trained_code(out) == hashlib.sha256(b"one").hexdigest()
+    net.write_text("two")
+    folder.claim(out, config)  # nothing is trained yet
+    assert folder.trained_code(out) == hashlib.sha256(b"two").hexdigest()
+    (out / "state.pt").touch()
+    folder.claim(out, config)
+    net.write_text("three")
+    with pytest.raises(InvalidInput, match=r"net\.py, .* changed .* old code back, .*--restart"):
+        folder.claim(out, config)
+    (out / "model.sha256").unlink()  # as in a run of an earlier version
+    folder.claim(out, config)
+    assert folder.trained_code(out) is None
 
 
 def test_a_run_in_training_is_not_moved_aside(tmp_path: Path) -> None:

@@ -76,6 +76,25 @@ def test_dropout_and_batch_norm_go_on_as_they_would_have(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_no_run_goes_on_with_other_code(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, out = "nn.Flatten(), nn.Linear(64, 10), nn.ReLU()", tmp_path / "run"
+    recipe = tiny(model={"name": own_net(tmp_path, layers)})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Interrupted):
+            train(recipe, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    own_net(tmp_path, layers.replace("ReLU", "Tanh"))
+    with pytest.raises(CovpropError, match=rf"{tmp_path}/net\.py, the model's code, has changed"):
+        train(recipe, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    train(recipe, out, restart=True)
+    assert (tmp_path / "run.old-1" / "model.sha256").read_bytes() == before["model.sha256"]
+    assert (out / "model.sha256").read_bytes() != before["model.sha256"]
+
+
 def test_killed_at_random_moments_is_the_same_run(tmp_path: Path, tiny: Make) -> None:
     """SIGKILL, which no code can catch, while a checkpoint is written after every step."""
     import multiprocessing
