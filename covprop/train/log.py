@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from covprop import files
 from covprop.errors import CovpropError
 
 Row = dict[str, int | float | None]
+PLAIN_EVERY = 30.0
+"""Seconds between the lines within an epoch where there is no terminal."""
 
 
 def sentence(row: Row) -> str:
@@ -45,6 +48,19 @@ def sentence(row: Row) -> str:
         if row.get(key) is not None:
             parts.append(form.format(row[key]))
     return f"epoch {row['epoch']}: {', '.join(parts)}"
+
+
+def span(seconds: float) -> str:
+    """A time still to come, no more exact than an estimate is.
+
+    Example:
+        >>> span(42.3), span(754), span(8100)
+        ('42 s', '13 min', '2 h 15 min')
+    """
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Metrics:
@@ -73,7 +89,9 @@ class Log:
 
     def __init__(self, console: Console | None, *, epochs: int, steps: int, done: int) -> None:
         self.console = console
-        self.epochs = epochs
+        self.epochs, self.steps = epochs, steps
+        self.first: tuple[float, int] | None = None  # when the first steps were over, how many
+        self.last = time.monotonic()
         self.bar: Progress | None = None
         self.task = TaskID(0)
         if console is None or not console.is_terminal:
@@ -81,7 +99,7 @@ class Log:
         self.bar = Progress(
             # Narrow enough for 80 columns; the time left is never cut.
             TextColumn("{task.description}"),
-            BarColumn(bar_width=6),
+            BarColumn(bar_width=4),
             TextColumn("{task.fields[now]}"),
             TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             TextColumn("left"),
@@ -93,14 +111,32 @@ class Log:
     def step(self, done: int, epoch: int, row: Row) -> None:
         """Show the running means of the epoch; `done` steps of the whole run are behind us."""
         if self.bar is None:
+            self._plain_step(done, epoch, row)
             return
         now = f"loss {row['loss']:.3f} acc {row['train_accuracy']:.3f}"
         if row["estimated_radius"] is not None:
             now += f" est. radius {row['estimated_radius']:.3f}"
-        now += f" {row['images_per_second']:.0f} images/s"
-        self.bar.update(
-            self.task, completed=done, description=f"epoch {epoch + 1}/{self.epochs}", now=now
-        )
+        if self.bar.console.width >= 100:
+            now += f" {row['images_per_second']:.0f} images/s"
+        where = f"epoch {epoch + 1}/{self.epochs} step {done - epoch * self.steps}/{self.steps}"
+        self.bar.update(self.task, completed=done, description=where, now=now)
+
+    def _plain_step(self, done: int, epoch: int, row: Row) -> None:
+        """A line now and then within a long epoch; the time left is not by the first steps, which
+        warm up."""
+        now = time.monotonic()
+        self.first = self.first or (now, done)
+        step = done - epoch * self.steps
+        if now - self.last < PLAIN_EVERY or step == self.steps:  # whose end has a line of its own
+            return
+        self.last = now
+        since, before = self.first
+        text = f"epoch {epoch + 1} of {self.epochs}, step {step} of {self.steps}: "
+        text += f"loss {row['loss']:.4f}, {row['images_per_second']:.0f} images/s"
+        if done > before:
+            left = (now - since) / (done - before) * (self.epochs * self.steps - done)
+            text += f", {span(left)} left"
+        self.say(text)
 
     def say(self, text: str) -> None:
         """A line that stays."""

@@ -18,8 +18,8 @@ from covprop.train.diverge import diverged, finite
 from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
-from covprop.train.length import never_begins
 from covprop.train.log import Board, Log, Metrics, Row, sentence
+from covprop.train.opening import opening
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
 from covprop.train.recipe import Recipe
@@ -121,8 +121,10 @@ class Trainer:
             console, epochs=self.options.epochs, steps=self.steps, done=self._steps_done()
         )
         self.run_step: Callable[[data.Batch, int], None] = self.update
-        for line in (*never_begins(recipe), *filter(None, [speed.line])):
-            self.log.say(line)
+        if self.epoch < self.options.epochs:
+            about = opening(recipe, self.model, len(train_data), self.steps, here.device)
+            for line in (*about, *filter(None, [speed.line])):
+                self.log.say(line)
         if speed.record:
             self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
 

@@ -5,11 +5,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from covprop.errors import CovpropError
+from covprop.train import log as log_module
 from covprop.train.log import Board, Log, Metrics, Row, sentence
 
 ROW: Row = {
@@ -51,7 +53,13 @@ def test_a_terminal_gets_a_bar_with_everything() -> None:
     log.say("epoch over")
     log.close()
     text = out.getvalue()
-    for part in ("epoch 2/4", "loss 0.512", "acc 0.900", "est. radius 0.250", "1000 images/s"):
+    for part in (
+        "epoch 2/4 step 5/10",
+        "loss 0.512",
+        "acc 0.900",
+        "est. radius 0.250",
+        "1000 images/s",
+    ):
         assert part in text
     assert "epoch over" in text
 
@@ -62,6 +70,7 @@ def test_the_time_left_fits_a_terminal_of_80_columns() -> None:
     log.step(15, 1, ROW)
     log.close()
     assert re.search(r"-:--:--|\d:\d\d:\d\d", out.getvalue())
+    assert "step 5/10" in out.getvalue()
 
 
 def test_a_file_gets_plain_lines_only() -> None:
@@ -71,6 +80,24 @@ def test_a_file_gets_plain_lines_only() -> None:
     log.say(sentence(ROW))
     log.close()
     assert out.getvalue() == sentence(ROW) + "\n"
+
+
+def test_a_long_epoch_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 30 s; the time left is by the pace since the first report, at step 2 after 40 s."""
+    now = [0.0]
+    monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    out = io.StringIO()
+    log = Log(Console(file=out, width=20), epochs=4, steps=10, done=10)
+    for step, at in ((2, 40), (3, 50), (5, 71), (6, 80), (8, 100), (9, 101), (10, 131)):
+        now[0] = at
+        log.step(10 + step, 1, ROW)
+    log.close()
+    epoch, shown = "epoch 2 of 4, step", "loss 0.5123, 1000 images/s"
+    assert out.getvalue().splitlines() == [
+        f"{epoch} 2 of 10: {shown}",
+        f"{epoch} 5 of 10: {shown}, 4 min left",  # 31 s for 3 steps, 25 are left
+        f"{epoch} 9 of 10: {shown}, 3 min left",
+    ]
 
 
 def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,49 @@
+"""What a run says before its first step."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import torch
+from nets import own_net
+from rich.console import Console
+from torch import nn
+
+from covprop.train import Recipe, train
+from covprop.train.opening import opening, summary
+
+Make = Callable[..., Recipe]
+CPU = torch.device("cpu")
+
+
+def said(recipe: Recipe, out: Path) -> list[str]:
+    """The lines that a training prints."""
+    text = StringIO()
+    train(recipe, out, console=Console(file=text, width=200))
+    return text.getvalue().splitlines()
+
+
+def test_a_run_begins_with_what_is_trained(tmp_path: Path, tiny: Make) -> None:
+    first, *rest = said(tiny(), tmp_path)
+    model = torch.load(tmp_path / "state.pt", weights_only=True)["model"]
+    learned = sum(value.numel() for key, value in model.items() if not key.startswith("0."))
+    assert first == (
+        f"gaussian: lenet of {learned:,} parameters, 1,437 training images, 2 epochs of 7 steps, "
+        "on cpu"
+    )
+    assert [line.split(":")[0] for line in rest] == ["epoch 1", "epoch 2"]  # short: no more
+    (again,) = said(tiny(), tmp_path)
+    assert "already trained" in again
+
+
+def test_an_own_model_goes_by_its_file(tmp_path: Path, tiny: Make) -> None:
+    recipe = tiny(model={"name": own_net(tmp_path, "nn.Linear(1, 1)")}, epochs=1)
+    text = summary(recipe, nn.Linear(2, 3), 5, 1, CPU)
+    assert text.startswith("gaussian: net.py:build of 9 parameters, 5 training images, 1 epoch of")
+
+
+def test_what_never_begins_is_said_after_it(tiny: Make) -> None:
+    recipe = tiny({"name": "consistency", "from_epoch": 2})
+    first, second = opening(recipe, nn.Linear(2, 3), 5, 1, CPU)
+    assert first.startswith("consistency: lenet")
+    assert "never begins" in second
