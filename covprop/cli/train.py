@@ -90,7 +90,8 @@ def train(
 
     folder = train_recipe("train", recipe, set_, out, data, restart, epochs)
     if is_first():
-        typer.echo(f"The model is in {folder}; certify it with: covprop certify {folder}")
+        again = ["covprop", "certify", str(folder), *(["--data", str(data)] if data else [])]
+        typer.echo(f"The model is in {folder}; certify it with: {shlex.join(again)}")
 
 
 def train_recipe(

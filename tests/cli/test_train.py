@@ -53,6 +53,16 @@ def test_trains_and_says_so(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "run").iterdir()} == names
 
 
+def test_the_next_command_runs_as_it_is_printed(tmp_path: Path) -> None:
+    """With the folder of the data where one was given, and names that have spaces."""
+    words = ["--out", str(tmp_path / "a run"), "--data", str(tmp_path)]
+    output = CliRunner().invoke(app, ["train", *QUICK, *words]).output
+    following = shlex.split(output.split("certify it with: ")[1])
+    assert following == ["covprop", "certify", words[1], "--data", str(tmp_path)]
+    result = CliRunner().invoke(app, [*following[1:], "--n", "100", "--max", "2"])
+    assert result.exit_code == 0, result.output
+
+
 def test_the_config_of_a_run_is_a_recipe(tmp_path: Path) -> None:
     runner = CliRunner()
     runner.invoke(app, ["train", *QUICK, "--out", str(tmp_path / "one")])
