@@ -1,4 +1,4 @@
-"""Finds certifications in run folders and bare logs, with everything a report says about them.
+"""Reads certifications in run folders and bare logs: everything a report says about them.
 
 A report reads files only: `certify_sigma_S.tsv` and, where they lie beside it,
 `certify_sigma_S.rows.jsonl` (the same rows in full precision), `certify_sigma_S.json` (how it was
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from covprop.errors import InvalidInput
+from covprop.report.find import left_out, logs_under, named_itself
 from covprop.report.sidecars import (
     Journal,
     read_config,
@@ -26,7 +27,7 @@ from covprop.report.sidecars import (
     read_metrics,
     section,
 )
-from covprop.report.tsv import Rows, has_header, read_tsv
+from covprop.report.tsv import Rows, read_tsv
 
 Floats = NDArray[np.float64]
 
@@ -71,65 +72,46 @@ class Certification:
 def read(paths: Iterable[str | Path]) -> tuple[list[Certification], list[str]]:
     """Every certification under the given run folders, folders of runs and logs, and warnings.
 
+    A damaged log found in a folder among others is left out with a warning; one that was named,
+    or that leaves nothing to report, raises `InvalidInput`.
+
     Example: `certifications, warnings = read(["runs/digits", "cohen/sigma_0.25.tsv"])`.
     """
     logs: dict[Path, Path] = {}
+    named: set[Path] = set()
     warnings: list[str] = []
     for path in map(Path, paths):
-        found, notes = _logs_under(path)
+        found, notes = logs_under(path)
         warnings += notes
         for log in found:
             logs.setdefault(log.resolve(), log)
+        named |= {log.resolve() for log in found if named_itself(path, log)}
     if not logs:
         raise InvalidInput("nothing to report; give a run folder or a certification log.")
-    certifications = _with_distinct_names([_read_one(log) for log in logs.values()])
+    readable, damaged = _read_all(logs, named)
+    certifications = _with_distinct_names(readable)
+    warnings += damaged
     for certification in certifications:
         warnings += certification.warnings
     return certifications, list(dict.fromkeys(warnings))
 
 
-def _logs_under(path: Path) -> tuple[list[Path], list[str]]:
-    """The logs a path stands for; a folder is searched to its depth."""
-    if path.is_file():
-        return [path], []
-    if not path.is_dir():
-        raise InvalidInput(f"{path} does not exist; give a run folder or a certification log.")
-    logs = sorted(
-        (p for p in path.rglob("*.tsv") if p.is_file() and _is_log(p)),
-        key=_natural,
-    )
-    configs = sorted(path.rglob("config.toml"))
-    if not logs:
-        run = configs[0].parent if configs else path
-        raise InvalidInput(
-            f"{path} holds no certification log; make one with `covprop certify {run}`."
-        )
-    # Runs with [labels] are judged by their accuracy; nobody certifies them.
-    runs = [config.parent for config in configs if "labels" not in read_config(config)[1]]
-    certified = {log.parent for log in logs}
-    open_runs = [run for run in runs if run not in certified]
-    warnings = []
-    if open_runs:
-        first, more = open_runs[0], len(open_runs) - 1
-        which = f"{first} is" if not more else f"{first} and {more} more are"
-        warnings = [f"{which} not certified yet and left out; run `covprop certify {first}`."]
-    # One run that has only just begun must not stand in the way of a report on the others.
-    started = [log for log in logs if log.read_bytes().strip().count(b"\n")]
-    if started:
-        empty = [log for log in logs if log not in started]
-        warnings += [f"{log} holds no row yet and was left out." for log in empty]
-    return started or logs, warnings
-
-
-def _is_log(path: Path) -> bool:
-    return path.name.startswith("certify_") or has_header(path)
-
-
-def _natural(path: Path) -> list[tuple[float, str]]:
-    """Sorts run-2 before run-10, and σ = 0.25 before 0.5."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", str(path))
-    # Text and numbers take turns, so a number is only ever compared with a number.
-    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+def _read_all(logs: dict[Path, Path], named: set[Path]) -> tuple[list[Certification], list[str]]:
+    """Every log by its resolved path, and a warning for each damaged one that was not named."""
+    certifications: list[Certification] = []
+    warnings: list[str] = []
+    first: InvalidInput | None = None
+    for place, log in logs.items():
+        try:
+            certifications.append(_read_one(log))
+        except InvalidInput as error:
+            if place in named:
+                raise
+            first = first or error
+            warnings.append(left_out(log, error))
+    if first is not None and not certifications:
+        raise first
+    return certifications, warnings
 
 
 def _read_one(path: Path) -> Certification:

@@ -84,3 +84,25 @@ def test_a_page_cannot_take_the_place_of_a_folder(
     log = make_run(tmp_path / "run")
     said = refusal([str(log), "--html", str(tmp_path)], monkeypatch, capsys)
     assert "give the name of a file" in said
+
+
+def test_one_damaged_run_hides_no_other(tmp_path: Path) -> None:
+    make_run(tmp_path / "fine")
+    log = make_run(tmp_path / "damaged")
+    log.write_text(log.read_text() + "garbage\n")
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "fine" in result.stdout
+    assert "damaged" not in result.stdout
+    assert f"warning: {log} was left out: line " in result.stderr
+
+
+def test_a_damaged_run_that_was_named_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_run(tmp_path / "damaged")
+    log.write_text(log.read_text() + "garbage\n")
+    for named in (log, log.parent, tmp_path):  # of the last nothing would be left
+        said = refusal([str(named)], monkeypatch, capsys)
+        assert said.count("\n") == 1
+        assert f"{log}, line " in said
