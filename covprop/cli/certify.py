@@ -87,11 +87,10 @@ def certify(
     import torch
 
     from covprop.certify import SampleWarning, certify_each
-    from covprop.certify.bounds import sample_warning
     from covprop.certify.calls import check_options
     from covprop.certify.rows import Row
     from covprop.cli.filling import fill_log
-    from covprop.cli.subject import open_subject, warn
+    from covprop.cli.subject import open_subject
     from covprop.device import choose_device
 
     radii = tuple(at_least) if at_least else None
@@ -101,10 +100,9 @@ def certify(
     level = subject.choose_sigma(sigma)
     where = choose_device(device)
     check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii)
+    _check_samples(n, alpha, level, soft=soft)
     images = subject.load_images(split, data)
     positions = subject.choose_positions(images, skip, most)
-    if message := sample_warning(n, alpha, level, soft=soft):
-        warn(message)
     asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
     precision = "bfloat16" if bf16 else "float32"
     settings = subject.settings(
@@ -143,6 +141,22 @@ def certify(
     )
     if rows is not None:
         typer.echo(f"{summary(rows, radii)}\n{path}")
+
+
+def _check_samples(n: int, alpha: float, sigma: float, *, soft: bool) -> None:
+    """Too few to certify any image are refused here: a log of them has no use."""
+    from covprop.certify.bounds import fewest_samples, sample_warning
+    from covprop.cli.subject import warn
+    from covprop.errors import InvalidInput
+
+    message = sample_warning(n, alpha, sigma, soft=soft)
+    if message and n < (fewest := fewest_samples(alpha, soft=soft)):
+        raise InvalidInput(
+            f"with --n {n} every image abstains at alpha = {alpha:g}, even if all samples agree; "
+            f"{fewest} is the smallest --n that can certify."
+        )
+    if message:
+        warn(message)
 
 
 def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:

@@ -125,11 +125,19 @@ def test_another_sigma_is_a_warning(cli: Cli, run_folder: Path) -> None:
     assert (run_folder / "certify_sigma_0.5.tsv").exists()
 
 
-def test_too_few_samples_are_a_warning(cli: Cli, run_folder: Path) -> None:
-    code, out, err = cli("certify", run_folder, "--n", 9, "--max", 3)
+@pytest.mark.parametrize(("mode", "fewest"), [((), 10), (("--soft",), 37)])
+def test_samples_that_can_only_abstain_are_refused(
+    cli: Cli, run_folder: Path, mode: tuple[str, ...], fewest: int
+) -> None:
+    words = ("certify", run_folder, "--max", 2, *mode, "--n")
+    before = sorted(run_folder.iterdir())
+    code, out, err = cli(*words, fewest - 1)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{fewest} is the smallest --n that can certify" in err
+    assert sorted(run_folder.iterdir()) == before
+    code, _, err = cli(*words, fewest)
     assert code == 0
-    assert err.count("warning: n = 9 samples cannot reach alpha = 0.001") == 1
-    assert "abstained 100.0%" in out
+    assert err.count("warning: n = 10 samples barely reach alpha = 0.001") == (not mode)
 
 
 def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
