@@ -54,6 +54,14 @@ class Run:
         held = self.config.get("data", {}).get("holdout")
         return None if held is None else int(self._fact("data", "holdout", int))
 
+    @property
+    def epochs(self) -> tuple[int, int] | None:
+        """How many epochs are trained, and of how many; None where the folder does not say."""
+        planned = self.config.get("train", {}).get("epochs")
+        if not isinstance(planned, int) or not (self.folder / "metrics.jsonl").exists():
+            return None
+        return len(self.metrics()), planned
+
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained model, in eval mode on `device`."""
         options = dict(self.config.get("model", {}))

@@ -88,6 +88,15 @@ def test_metrics_without_a_torn_line(folder: Path) -> None:
     assert Run(folder).metrics() == [{"epoch": 1}, {"epoch": 2}]
 
 
+def test_epochs_trained_and_planned(folder: Path) -> None:
+    config = CONFIG | {"train": {"epochs": 3}}
+    assert Run(folder).epochs is None
+    (folder / "config.toml").write_text(dumps(config))
+    assert Run(folder).epochs is None  # of a run that was copied without its metrics nobody knows
+    (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
+    assert Run(folder).epochs == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [

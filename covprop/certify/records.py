@@ -22,9 +22,11 @@ from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
 
-NOT_BOUNDED = "not_bounded"  # what X.json says of the rows rather than of their making
-
-LATER = ("model_code",)  # settings that earlier versions did not keep: their logs may be gone on
+NOT_BOUNDED = "not_bounded"
+NOTES = (NOT_BOUNDED, "epochs", "epochs_planned")
+"""What X.json says besides what a row depends on: of the rows, and of a run still in training."""
+LATER = ("model_code",)
+"""Settings that earlier versions did not keep; a log of theirs goes on without."""
 
 
 class Log(Generic[AnyRow]):
@@ -155,9 +157,8 @@ class Log(Generic[AnyRow]):
                 f"with, is missing; choose another file with --out."
             )
         found = _read_meta(meta)
-        found.pop(NOT_BOUNDED, None)
         for key in [*self.settings, *found]:
-            if key in LATER and key not in found:
+            if key in NOTES or (key in LATER and key not in found):
                 continue
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(

@@ -110,6 +110,7 @@ def certify(
     )
     if skip_wrong:
         settings["skip_wrong"] = True
+    settings |= _unfinished(subject.epochs)
     model = subject.model.to(where)
 
     def evaluate(
@@ -157,6 +158,19 @@ def _check_samples(n: int, alpha: float, sigma: float, *, soft: bool) -> None:
         )
     if message:
         warn(message)
+
+
+def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
+    """What the log's .json says of a run that is not trained to its end; said here, too."""
+    from covprop.cli.subject import warn
+
+    if epochs is None or epochs[0] >= epochs[1]:
+        return {}
+    warn(
+        f"{epochs[0]} of {epochs[1]} epochs are trained; the log is of the model as it is now, and "
+        "does not go on once it is trained further."
+    )
+    return {"epochs": epochs[0], "epochs_planned": epochs[1]}
 
 
 def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:

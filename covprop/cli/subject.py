@@ -31,6 +31,7 @@ class Subject:
     folder: Path
     stem: str  # how its logs are called, before certify_sigma_S
     holdout: int | None = None  # training images that it has not seen
+    epochs: tuple[int, int] | None = None  # trained and planned, where known
 
     def log_path(self, verb: str, sigma: float) -> Path:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
@@ -174,6 +175,7 @@ def _open_run(
         run,
         "",
         opened.holdout if dataset is None else None,
+        opened.epochs,
     )
 
 

@@ -136,6 +136,18 @@ def test_other_settings_are_refused_and_named(path: Path, key: str, value: float
     assert {p: p.read_bytes() for p in path.parent.iterdir()} == before
 
 
+def test_notes_and_what_earlier_versions_did_not_keep_are_no_other_settings(path: Path) -> None:
+    write(path, [0])
+    with Log(path, {**SETTINGS, "model_code": "ab" * 32, "epochs": 3, "epochs_planned": 9}, Row):
+        pass
+    assert json.loads(path.with_suffix(".json").read_text()) == SETTINGS
+    with Log(path.with_stem("other"), {**SETTINGS, "model_code": "ab" * 32}, Row):
+        pass
+    for other in (SETTINGS, {**SETTINGS, "model_code": "cd" * 32}):
+        with pytest.raises(InvalidInput, match="model_code = abababababab…, not (unset|cdcdcd)"):
+            Log(path.with_stem("other"), other, Row).__enter__()
+
+
 def test_other_weights_are_named_shortly(path: Path) -> None:
     write(path, [0])
     with pytest.raises(InvalidInput, match="weights = abababababab…, not cdcdcdcdcdcd…"):

@@ -125,6 +125,21 @@ def test_another_sigma_is_a_warning(cli: Cli, run_folder: Path) -> None:
     assert (run_folder / "certify_sigma_0.5.tsv").exists()
 
 
+def test_a_run_that_is_not_trained_to_its_end(cli: Cli, run_folder: Path) -> None:
+    config, metrics = run_folder / "config.toml", run_folder / "metrics.jsonl"
+    config.write_text(f"{config.read_text()}\n[train]\nepochs = 3\n")
+    metrics.write_text('{"epoch": 1}\n{"epoch": 2}\n')
+    code, _, err = cli("certify", run_folder, *QUICK)
+    assert (code, err.count("warning: 2 of 3 epochs are trained; ")) == (0, 1)
+    meta = json.loads((run_folder / "certify_sigma_0.25.json").read_text())
+    assert (meta["epochs"], meta["epochs_planned"]) == (2, 3)
+    with metrics.open("a") as file:
+        file.write('{"epoch": 3}\n')
+    code, _, err = cli("certify", run_folder, *QUICK, "--sigma", 0.2)
+    assert (code, "epochs are trained" in err) == (0, False)
+    assert "epochs" not in json.loads((run_folder / "certify_sigma_0.2.json").read_text())
+
+
 @pytest.mark.parametrize(("mode", "fewest"), [((), 10), (("--soft",), 37)])
 def test_samples_that_can_only_abstain_are_refused(
     cli: Cli, run_folder: Path, mode: tuple[str, ...], fewest: int
