@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.given import (
-    check_company,
     check_images,
-    check_norms,
     device_of,
     dtype_of,
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
+from covprop.company import check_company, check_norms
 from covprop.errors import InvalidInput, first_line, out_of_memory
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched

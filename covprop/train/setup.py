@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from covprop import data, files, methods, models, noise
+from covprop.company import check_norms, depends_on_company
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
 from covprop.logits import as_logits
+from covprop.mode import switched
 from covprop.train import folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
@@ -136,22 +138,35 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     if ".py:" not in name:
         return
     assert shape is not None
-    image = torch.zeros(1, *shape, device=device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            returned = model(image)
-    except (Exception, SystemExit) as error:
-        raise InvalidInput(
-            f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
-            f"{type(error).__name__}: {error}"
-        ) from error
-    model.train()
-    found = as_logits(returned, 1, f'Model "{name}"').shape[1]
+    certifiable = recipe.labels is None  # where labels may be wrong, they are what is asked about
+    if certifiable:
+        check_norms(model)
+
+    def logits(*pixels: float) -> Tensor:
+        """Of images that are all of one value, as a batch."""
+        images = torch.tensor(pixels, device=device).view(-1, 1, 1, 1).expand(-1, *shape)
+        try:
+            with torch.no_grad():
+                returned = model(images.contiguous())
+        except (Exception, SystemExit) as error:
+            raise InvalidInput(
+                f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return as_logits(returned, len(pixels), f'Model "{name}"')
+
+    with switched(model, training=False):
+        found = logits(0.0).shape[1]
+        mixes = certifiable and depends_on_company(lambda pixel: logits(0.5, pixel)[0])
     if found != classes:
         raise InvalidInput(
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
             f"{classes} classes; its function may take num_classes and image_shape as parameters."
+        )
+    if mixes:
+        raise InvalidInput(
+            f'Model "{name}" answers an image by what else is in the batch, so that nothing could '
+            "be certified of it; compute means and the like within an image, or use nn.BatchNorm2d."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput(

@@ -12,8 +12,15 @@ from covprop import data, methods
 from covprop.errors import CovpropError, InvalidInput
 from covprop.train import Recipe, train
 from covprop.train.distributed import World
-from covprop.train.options import NoiseOptions
-from covprop.train.setup import build_method, build_model, check_batch, claimed, with_facts
+from covprop.train.options import LabelOptions, NoiseOptions
+from covprop.train.setup import (
+    build_method,
+    build_model,
+    check_batch,
+    claimed,
+    try_model,
+    with_facts,
+)
 
 Make = Callable[..., Recipe]
 
@@ -162,6 +169,17 @@ class Two(nn.Module):
 class Quits(Two):
     def forward(self, x):
         raise SystemExit(0)
+
+class Centred(Two):
+    def forward(self, x):
+        h = self.net(x)
+        return h - h.mean(0)
+
+def unkept():
+    return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), linear())
+
+def kept():
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(), linear())
 """
 
 
@@ -177,6 +195,8 @@ class Quits(Two):
             {"name": "Two"},
             r'Model ".*:Two" must return one tensor of logits .* a batch of 1 it returned a tuple',
         ),
+        ({"name": "Centred"}, r'Model ".*:Centred" answers an image by what else is in the batch'),
+        ({"name": "unkept"}, "the batch norm 1.0 keeps no statistics, so an image's logits depend"),
     ],
 )
 def test_an_own_model_that_does_not_fit_the_data(
@@ -187,6 +207,17 @@ def test_an_own_model_that_does_not_fit_the_data(
     with pytest.raises(InvalidInput, match=message):
         train(tiny(model=model), tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_what_is_refused_as_a_classifier_may_find_wrong_labels(tmp_path: Path, tiny: Make) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = [tiny(model={"name": f"{tmp_path / 'own.py'}:{name}"}) for name in ("kept", "Centred")]
+    facts = with_facts(own[0], data.load("digits", "train")).data
+    for recipe, labels in ((own[0], None), (own[1], LabelOptions("none"))):
+        recipe = dataclasses.replace(recipe, data=facts, labels=labels)
+        model = build_model(recipe)
+        try_model(model, recipe, torch.device("cpu"))
+        assert all(module.training for module in model.modules())
 
 
 def test_one_class_is_said_of_the_data(tiny: Make) -> None:

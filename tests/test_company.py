@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covprop.certify.given import check_company
+from covprop.company import check_company
 from covprop.errors import InvalidInput
 
 

@@ -1,0 +1,54 @@
+"""Whether a network's answer to an image depends on what else is in the batch.
+
+None is then one of x + noise alone, and nothing can be certified.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from covprop.errors import InvalidInput
+
+ASKED_AGAIN = 8  # times that a network must say the same before it is taken for one without chance
+
+
+def check_norms(model: nn.Module) -> None:
+    """Refuse a network with a batch norm that has no statistics but the batch's."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_var is None:
+            raise InvalidInput(
+                f"the batch norm {name} keeps no statistics, so an image's logits depend on what "
+                "else is in the batch and nothing can be said of it; make it with "
+                "track_running_stats=True"
+            )
+
+
+def depends_on_company(logits_beside: Callable[[float], Tensor]) -> bool:
+    """By trial, since of a function a look at its layers says nothing.
+
+    `logits_beside(pixel)` are those of one image next to another that is all of this value. What
+    draws numbers of its own differs from call to call as well, and is a classifier too.
+    """
+    expected, moved = logits_beside(0.0), logits_beside(1.0)
+    if not _differ(expected, moved):
+        return False
+    return not any(
+        _differ(logits_beside(0.0), expected) or _differ(logits_beside(1.0), moved)
+        for _ in range(ASKED_AGAIN)
+    )
+
+
+def check_company(logits_beside: Callable[[float], Tensor]) -> None:
+    """Refuse a network, a function above all, that `depends_on_company`."""
+    if depends_on_company(logits_beside):
+        raise InvalidInput(
+            "an image's logits depend on what else is in the batch, so nothing can be said of it; "
+            "if that is a batch norm, put the network in eval mode, or give the module itself "
+            "instead of a function that calls it"
+        )
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """By more than rounding; NaN does not."""
+    return bool((a - b).abs().max() > 1e-3 * a.abs().max())
