@@ -20,6 +20,7 @@ from covprop.errors import InvalidInput
 from covprop.report.find import left_out, logs_under, named_itself
 from covprop.report.sidecars import (
     Journal,
+    most_certified,
     read_config,
     read_estimates,
     read_journal,
@@ -115,8 +116,8 @@ def _read_all(logs: dict[Path, Path], named: set[Path]) -> tuple[list[Certificat
 
 
 def _read_one(path: Path) -> Certification:
-    rows = read_tsv(path)
     meta = read_json(_beside(path, ".json"))
+    rows = read_tsv(path, most_certified(meta))
     config_text, config = read_config(path.with_name("config.toml"))
     trained_with = section(config, "noise").get("sigma")
     sigma = _sigma(path, meta, trained_with)

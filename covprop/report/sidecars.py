@@ -1,12 +1,14 @@
 """The plain files that may lie beside a certification log: recipe, metrics, estimates, details."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from covprop.errors import InvalidInput
 from covprop.report.tsv import Rows, read_text
@@ -53,6 +55,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{path} must hold a JSON object; restore or remove it.")
     return value
+
+
+def most_certified(meta: dict[str, Any]) -> float:
+    """The radius that n samples certify if all agree; ∞ where it is not known how many, and how.
+
+    A sequential certificate spends part of α before the last sample: its end is not larger.
+
+    >>> round(most_certified({"sigma": 0.25, "n": 100_000, "alpha": 0.001, "mode": "hard"}), 3)
+    0.953
+    """
+    known = [meta.get(key) for key in ("sigma", "n", "alpha")]
+    sigma, n, alpha = (float(v) if isinstance(v, int | float) else math.nan for v in known)
+    mode = str(meta.get("mode", "")).partition(",")[0]
+    if not (sigma > 0 and n >= 1 and 0 < alpha < 1):
+        return math.inf
+    if mode == "hard":  # Clopper-Pearson: p_A ≥ α^(1/n)
+        beyond = -math.expm1(math.log(alpha) / n)
+    elif mode == "soft":  # empirical Bernstein without variance; one sample bounds nothing
+        beyond = min(7 * math.log(2 / alpha) / (3 * max(n - 1, 1)), 1.0)
+    else:
+        return math.inf
+    return max(-sigma * float(ndtri(beyond)), 0.0)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from covprop.errors import InvalidInput
 HEADER = ("idx", "label", "predict", "radius", "correct", "time")
 ABSTAIN = -1
 LARGEST = 2**63 - 1
+ROUNDED = 1.005  # a log keeps three significant digits, so a radius may be so much above its own
 
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
@@ -74,8 +75,8 @@ def has_header(path: Path) -> bool:
         return False
 
 
-def read_tsv(path: Path) -> Rows:
-    """Read a certification log.
+def read_tsv(path: Path, most: float = math.inf) -> Rows:
+    """Read a certification log in which no radius can be above `most`.
 
     A last line that was cut off while it was being written is left out with a warning; any other
     fault is the user's to mend and raises `InvalidInput` with the line's number.
@@ -96,7 +97,7 @@ def read_tsv(path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            row = _parse(line)
+            row = _parse(line, most)
         except ValueError as error:
             if number == len(lines) and not text.endswith("\n"):
                 warnings.append(
@@ -119,7 +120,7 @@ def read_tsv(path: Path) -> Rows:
     return _columns(values, tuple(warnings))
 
 
-def _parse(line: str) -> tuple[int, int, int, float, int, float]:
+def _parse(line: str, most: float) -> tuple[int, int, int, float, int, float]:
     """One row; raises ValueError with the reason."""
     fields = line.split("\t")
     if len(fields) != len(HEADER):
@@ -135,6 +136,11 @@ def _parse(line: str) -> tuple[int, int, int, float, int, float]:
         raise ValueError(f"correct must be 0 or 1, not {correct}")
     if not math.isfinite(radius) or radius < 0:
         raise ValueError(f"radius must be finite and at least 0, not {fields[3]}")
+    if radius > most * ROUNDED:
+        raise ValueError(
+            f"radius {fields[3]} is above {most:.3g}, the most that the samples told of in the "
+            "log's .json can certify"
+        )
     if predict == ABSTAIN and (correct or radius > 0):
         raise ValueError("an abstention (predict -1) has radius 0 and is not correct")
     if correct != (predict == label):

@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -196,3 +197,19 @@ def test_a_name_that_is_no_utf8_is_reported_all_the_same(tmp_path: Path) -> None
     write(radii, summaries, tmp_path / "out")
     assert "caf\\udce9" in (tmp_path / "out" / "table.csv").read_text(encoding="utf-8")
     (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft", "hard, sequential to within 0.05"])
+def test_a_radius_that_its_samples_cannot_certify_is_refused(tmp_path: Path, mode: str) -> None:
+    log = make_run(tmp_path / "a")
+    meta = {"sigma": 0.25, "n0": 100, "n": 1_000_000, "alpha": 0.001, "mode": mode}
+    log.with_suffix(".json").write_text(json.dumps(meta))
+    assert not read([log])[1]
+    lines = log.read_text().splitlines(keepends=True)
+    idx, label, _, _, _, time = lines[6].split("\t")
+    lines[6] = "\t".join([idx, label, label, "9.5", "1", time])
+    log.write_text("".join(lines))
+    with pytest.raises(InvalidInput, match=r"line 7: radius 9\.5 is above"):
+        read([log])
+    log.with_suffix(".json").unlink()  # a published log
+    assert "contradicts" in read([log])[1][0]

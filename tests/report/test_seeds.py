@@ -94,9 +94,10 @@ def test_how_runs_were_certified_tells_them_apart(
     tmp_path: Path, key: str, value: object, together: bool
 ) -> None:
     """All but the draws of the noise, and the weights, of which each seed has its own."""
-    seeded(tmp_path / "a", 1)
-    meta = seeded(tmp_path / "b", 2).with_suffix(".json")
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {key: value}))
+    for name, seed, other in (("a", 1, {}), ("b", 2, {key: value})):
+        meta = seeded(tmp_path / name, seed).with_suffix(".json")
+        enough = json.loads(meta.read_text()) | {"n": 1_000_000}  # for the radii, in every mode
+        meta.write_text(json.dumps(enough | other))
     assert grouped(tmp_path) == ([["a", "b"]] if together else [["a"], ["b"]])
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from certifications import add_estimates, make_run
 
+from covprop.certify.bounds import best_lower, certified_radius, looks
 from covprop.errors import InvalidInput
 from covprop.report.sidecars import (
+    most_certified,
     read_config,
     read_estimates,
     read_journal,
@@ -108,3 +110,29 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         bad.write_text(text)
         with pytest.raises(InvalidInput, match=str(bad)):
             read(bad)
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 100, 20_000, 10_000_000])
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_largest_radius_is_that_of_a_certifier_all_of_whose_samples_agree(
+    n: int, soft: bool
+) -> None:
+    meta = {"sigma": 0.25, "n": n, "alpha": 0.001, "mode": "soft" if soft else "hard"}
+    truth = float(certified_radius(best_lower(1.0, n, 0.001, soft=soft), 0.25))
+    assert most_certified(meta) == pytest.approx(truth, rel=1e-5)
+    for sequential in (", sequential to within 0.05", ", sequential, at least 0.5, 1"):
+        assert most_certified(meta | {"mode": meta["mode"] + sequential}) == most_certified(meta)
+    plan = looks(n, 0.001, sequential=True)
+    for size, alpha in zip(plan.sizes, plan.alphas, strict=True):
+        reached = certified_radius(best_lower(1.0, size, alpha, soft=soft), 0.25)
+        assert reached <= most_certified(meta) * (1 + 1e-5)
+
+
+def test_the_largest_radius_is_unknown_where_a_fact_is() -> None:
+    meta = {"sigma": 0.25, "n": 20_000, "alpha": 0.001, "mode": "hard"}
+    assert most_certified(meta) < 1
+    for key in meta:
+        assert most_certified({k: v for k, v in meta.items() if k != key}) == math.inf
+    for wrong in ({"n": 0}, {"n": "many"}, {"alpha": 1}, {"alpha": math.nan}, {"sigma": -1}):
+        assert most_certified(meta | wrong) == math.inf
+    assert most_certified(meta | {"mode": "another"}) == math.inf

@@ -119,3 +119,15 @@ def test_a_number_beyond_any_image_is_refused(tmp_path: Path) -> None:
     log.write_text(f"{HEADER}{10**25}\t1\t1\t0.5\t1\t0:00:01\n")
     with pytest.raises(InvalidInput, match="line 2: idx, label or predict is too large"):
         read_tsv(log)
+
+
+def test_a_radius_beyond_the_most_is_refused_by_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_text(f"{HEADER}0\t1\t1\t0.85\t1\t2\n1\t1\t1\t9.5\t1\t2\n")
+    assert len(read_tsv(log)) == 2
+    with pytest.raises(
+        InvalidInput, match=r"line 3: radius 9\.5 is above 0\.848, the most .*; corr"
+    ):
+        read_tsv(log, most=0.848)  # which 0.85 may have been before it was rounded
+    with pytest.raises(InvalidInput, match="line 2: radius"):
+        read_tsv(log, most=0.84)
