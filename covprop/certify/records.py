@@ -22,6 +22,7 @@ from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
 
+REMEDY = "choose another file with --out, or begin anew with --restart (which keeps the old log)."
 NOT_BOUNDED = "not_bounded"
 NOTES = (NOT_BOUNDED, "epochs", "epochs_planned")
 """What X.json says besides what a row depends on: of the rows, and of a run still in training."""
@@ -78,6 +79,26 @@ class Log(Generic[AnyRow]):
 
     def __exit__(self, *exception: object) -> None:
         self.files.close()
+
+    def set_aside(self) -> Path | None:
+        """Rename a log that is there, so that a new one can begin; returns its new place.
+
+        Not to be called by one of several processes: others may have begun already.
+        """
+        places = (self.path, self.meta_path, self.main_path, *self._parts())
+        number = 1
+        while any(_old(place, number).exists() for place in places):
+            number += 1
+        there = [place for place in places if place.is_file()]
+        with ExitStack() as files:
+            if self.main_path in there:  # a log that is being written must stay where it is
+                _lock(files.enter_context(_open(self.main_path)), self.main_path)
+            for place in there:
+                try:
+                    place.rename(_old(place, number))
+                except OSError as error:
+                    raise unwritable(_old(place, number), error) from error
+        return _old(there[0], number) if there else None
 
     def append(self, row: AnyRow) -> None:
         """Add a row; it is on the disk when this returns."""
@@ -154,7 +175,7 @@ class Log(Generic[AnyRow]):
                 return
             raise InvalidInput(
                 f"{self.path} holds rows, but {meta.name}, which says what they were certified "
-                f"with, is missing; choose another file with --out."
+                f"with, is missing; {REMEDY}"
             )
         found = _read_meta(meta)
         for key in [*self.settings, *found]:
@@ -163,8 +184,7 @@ class Log(Generic[AnyRow]):
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(
                     f"{self.path} was certified with {key} = {_show(found.get(key))}, not "
-                    f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; "
-                    f"choose another file with --out."
+                    f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; {REMEDY}"
                 )
 
     def _check_tsv(self) -> None:
@@ -182,8 +202,7 @@ class Log(Generic[AnyRow]):
         if strange:
             raise InvalidInput(
                 f"{self.path} holds a row for image {strange[0].split()[0]} that is not in "
-                f"{self.main_path.name}; rows of another run do not mix: choose another file "
-                f"with --out."
+                f"{self.main_path.name}; rows of another run do not mix: {REMEDY}"
             )
 
 
@@ -193,8 +212,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InvalidInput(f"{path} is damaged; restore it, or choose another --out.")
+        raise InvalidInput(f"{path} is damaged; restore it, {REMEDY}")
     return found
+
+
+def _old(path: Path, number: int) -> Path:  # does not end in .tsv, so it is in no report
+    return path.with_name(f"{path.name}.old-{number}")
 
 
 def _open(path: Path) -> FileIO:

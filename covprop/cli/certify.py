@@ -56,6 +56,7 @@ def certify(
     compiled: options.Compiled = None,
     data: options.Data = None,
     out: options.Out = None,
+    restart: options.Restart = False,
     arch: options.Arch = None,
     dataset: options.Dataset = None,
     normalize: options.Normalized = None,
@@ -65,6 +66,7 @@ def certify(
     \b
     covprop certify runs/digits/radius-0.25          N = 100,000, as usual
     covprop certify RUN --n 10000 --max 100          a quick look
+    covprop certify RUN --restart                    anew; the log so far is kept
     covprop certify RUN --sequential --delta 0.05    the radius to within 0.05
     covprop certify RUN --at-least 0.5               only: is it at least 0.5?
     covprop certify RUN --at-least .25 --at-least .5 --at-least .75
@@ -138,7 +140,15 @@ def certify(
 
     path = out or subject.log_path("certify", level)
     rows = fill_log(
-        path, settings, Row, images, positions, device=where, evaluate=evaluate, rows=_rows
+        path,
+        settings,
+        Row,
+        images,
+        positions,
+        device=where,
+        evaluate=evaluate,
+        rows=_rows,
+        restart=restart,
     )
     if rows is not None:
         typer.echo(f"{summary(rows, radii)}\n{path}")
@@ -168,7 +178,7 @@ def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
         return {}
     warn(
         f"{epochs[0]} of {epochs[1]} epochs are trained; the log is of the model as it is now, and "
-        "does not go on once it is trained further."
+        "once that is trained further it takes --restart to certify it."
     )
     return {"epochs": epochs[0], "epochs_planned": epochs[1]}
 

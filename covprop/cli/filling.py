@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from covprop.certify.records import Log
     from covprop.certify.rows import AnyRow
     from covprop.data import Batch, FolderImages, Images
 
@@ -36,6 +37,7 @@ def fill_log(
     device: "torch.device",
     evaluate: "Callable[[Iterator[tuple[int, Tensor]], list[int]], Answers[Found]]",
     rows: "Callable[[list[int], list[int], Found, float], list[AnyRow]]",
+    restart: bool = False,
 ) -> "list[AnyRow] | None":
     """Add to a log the rows it still lacks; all of them, or None while other processes work.
 
@@ -47,7 +49,10 @@ def fill_log(
     if path.suffix != ".tsv":
         raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
     rank, world = rank_and_world()
-    with Log(path, settings, kind, rank=rank, world=world) as log:
+    filled = Log(path, settings, kind, rank=rank, world=world)
+    if restart:
+        _begin_anew(filled)
+    with filled as log:
         share = positions[rank::world]
         todo = [i for i in share if i not in log.done]
         labels = [int(label) for label in images.labels[todo]] if todo else []
@@ -63,9 +68,20 @@ def fill_log(
                     advance(len(places))
         except KeyboardInterrupt:
             left = sum(i not in log.done for i in share)
-            warn(f"stopped with {left} images left; the same command goes on.")
+            same = "the same command without --restart" if restart else "the same command"
+            warn(f"stopped with {left} images left; {same} goes on.")
             raise typer.Exit(130) from None
         return log.finish(positions)
+
+
+def _begin_anew(log: "Log[AnyRow]") -> None:
+    if not log.alone:
+        raise InvalidInput(
+            "--restart is for one process, since none knows whether others have begun; give it "
+            "once without torchrun (with --max 1, for instance), then go on without it."
+        )
+    if old := log.set_aside():
+        typer.echo(f"The earlier log is kept as {old}.")
 
 
 def _stopwatch() -> Callable[[], float]:

@@ -52,6 +52,12 @@ Data = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="The log.", show_default="RUN/certify_sigma_S.tsv, or predict_…")
 ]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="Begin anew; a log that is there is kept as LOG.old-1 and so on."
+    ),
+]
 Arch = Annotated[
     str | None, typer.Option(help="Architecture of a checkpoint file that does not name it.")
 ]

@@ -37,6 +37,7 @@ def predict(
     compiled: options.Compiled = None,
     data: options.Data = None,
     out: options.Out = None,
+    restart: options.Restart = False,
     arch: options.Arch = None,
     dataset: options.Dataset = None,
     normalize: options.Normalized = None,
@@ -67,7 +68,8 @@ def predict(
     from covprop.device import choose_device
 
     if pictures:
-        _refuse_with_pictures({"--skip": skip, "--max": most, "--data": data, "--out": out}, split)
+        chosen: dict[str, object] = {"--skip": skip, "--max": most, "--data": data, "--out": out}
+        _refuse_with_pictures(chosen | {"--restart": restart or None}, split)
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = subject.choose_sigma(sigma)
     where = choose_device(device)
@@ -93,7 +95,15 @@ def predict(
 
     path = out or subject.log_path("predict", level)
     rows = fill_log(
-        path, settings, PredictRow, images, positions, device=where, evaluate=evaluate, rows=_rows
+        path,
+        settings,
+        PredictRow,
+        images,
+        positions,
+        device=where,
+        evaluate=evaluate,
+        rows=_rows,
+        restart=restart,
     )
     if rows is not None:
         right = sum(row.correct for row in rows) / len(rows)

@@ -131,7 +131,9 @@ def test_going_on_neither_repeats_nor_reorders(path: Path) -> None:
 def test_other_settings_are_refused_and_named(path: Path, key: str, value: float) -> None:
     write(path, [0, 1])
     before = {p: p.read_bytes() for p in path.parent.iterdir()}
-    with pytest.raises(InvalidInput, match=f"{key} = .*, not {value}.*do not mix.*--out"):
+    with pytest.raises(
+        InvalidInput, match=f"{key} = .*, not {value}.*do not mix.*--out.*--restart"
+    ):
         Log(path, {**SETTINGS, key: value}, Row).__enter__()
     assert {p: p.read_bytes() for p in path.parent.iterdir()} == before
 
@@ -144,7 +146,7 @@ def test_notes_and_what_earlier_versions_did_not_keep_are_no_other_settings(path
     with Log(path.with_stem("other"), {**SETTINGS, "model_code": "ab" * 32}, Row):
         pass
     for other in (SETTINGS, {**SETTINGS, "model_code": "cd" * 32}):
-        with pytest.raises(InvalidInput, match="model_code = abababababab…, not (unset|cdcdcd)"):
+        with pytest.raises(InvalidInput, match=r"model_code = abababababab…, not (unset|cdcd)"):
             Log(path.with_stem("other"), other, Row).__enter__()
 
 
@@ -279,3 +281,21 @@ def test_a_full_disk_in_the_midst_of_a_row_is_one_sentence_and_the_log_goes_on(
     assert not journal.endswith(b"\n")
     assert write(path, wanted) == expected
     assert len(read_tsv(path)) == 40
+
+
+def test_a_log_is_set_aside_whole_and_never_over_another(path: Path) -> None:
+    assert Log(path, SETTINGS, Row).set_aside() is None
+    for number in (1, 2):
+        write(path, [0, number])
+        whole = {p.name: p.read_bytes() for p in path.parent.iterdir() if "old" not in p.name}
+        with Log(path, SETTINGS, Row), pytest.raises(InvalidInput, match="another process is"):
+            Log(path, SETTINGS, Row).set_aside()
+        other = Log(path, {**SETTINGS, "n": 5}, Row)
+        assert other.set_aside() == path.with_name(f"{path.name}.old-{number}")
+        assert not path.exists()
+        assert {n: path.with_name(f"{n}.old-{number}").read_bytes() for n in whole} == whole
+        with other:
+            assert other.done == {}
+        other.set_aside()
+        for left in path.parent.glob(f"*.old-{number + 1}"):
+            left.unlink()

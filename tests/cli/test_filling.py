@@ -154,3 +154,42 @@ def test_retrained_weights_are_not_mixed(cli: Cli, run_folder: Path) -> None:
     code, _, err = cli("certify", run_folder, *QUICK)
     assert code == 2
     assert "weights = " in err
+
+
+@pytest.mark.parametrize("verb", ["certify", "predict"])
+def test_a_quick_look_is_set_aside(
+    cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    path = run_folder / f"{verb}_sigma_0.25.tsv"
+    assert cli(verb, run_folder, "--n", 100, "--max", 3)[0] == 0
+    quick = path.read_bytes()
+    assert "--restart" in cli(verb, run_folder, *QUICK)[2]
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setenv("RANK", "1")
+        code, _, err = cli(verb, run_folder, *QUICK, "--restart")
+    assert (code, "--restart is for one process" in err, path.read_bytes()) == (2, True, quick)
+    code, out, err = cli(verb, run_folder, *QUICK, "--restart")
+    assert code == 0, err
+    old = path.with_name(f"{path.name}.old-1")
+    assert out.startswith(f"The earlier log is kept as {old}.\n8 images")
+    assert old.read_bytes() == quick
+    assert len(table(path)) == 9
+    if verb == "certify":
+        code, out, err = cli("report", run_folder)
+        assert (code, "old-1" in out + err) == (0, False)
+        assert out.count("digits") == 1
+
+
+def test_ctrl_c_after_a_restart_goes_on_without_it(
+    cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from covprop.certify import stream
+
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream, "certify", interrupted)
+    code, _, err = cli("certify", run_folder, *QUICK, "--restart")
+    assert code == 130
+    assert "8 images left; the same command without --restart goes on" in err

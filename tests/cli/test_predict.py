@@ -89,7 +89,14 @@ def test_pictures_that_do_not_fit(
 
 @pytest.mark.parametrize(
     "words",
-    [("--skip", 2), ("--max", 1), ("--data", "x"), ("--out", "x.tsv"), ("--split", "train")],
+    [
+        ("--skip", 2),
+        ("--max", 1),
+        ("--data", "x"),
+        ("--out", "x.tsv"),
+        ("--split", "train"),
+        ("--restart",),
+    ],
 )
 def test_options_that_do_not_go_with_pictures(cli: Cli, run_folder: Path, words: tuple) -> None:
     code, _, err = cli("predict", run_folder, "a.png", *words)
