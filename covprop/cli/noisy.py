@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from covprop.cli import options
-from covprop.cli.train import Out, Recipe, Restart, Set, train_recipe
+from covprop.cli.train import Epochs, Out, Recipe, Restart, Set, train_recipe
 
 
 def noisy(
     recipe: Recipe,
     set_: Set = None,
+    epochs: Epochs = None,
     out: Out = None,
     data: options.Data = None,
     restart: Restart = False,
@@ -27,7 +28,7 @@ def noisy(
 
     \b
     covprop noisy noisy/digits/coteaching-pair-0.45     seconds on a laptop
-    covprop noisy noisy/cifar10/radius-label-pair-0.45 --data ~/data
+    covprop noisy noisy/cifar10/radius-label-pair-0.45 --data ~/data --epochs 15
     covprop noisy my.toml --set labels=none             own labels, of unknown quality
     covprop noisy my.toml --set labels.name=file --set labels.file=given.csv
     covprop list noisy                                  the methods and their options
@@ -50,7 +51,7 @@ def noisy(
         )
     if cleanlab:
         require()
-    folder = train_recipe("noisy", recipe, set_, out, data, restart)
+    folder = train_recipe("noisy", recipe, set_, out, data, restart, epochs)
     for line in sentences(judge(folder, data, cleanlab=cleanlab)):
         typer.echo(line)
     typer.echo(f"The suspects are in {folder / 'suspects.csv'} and {folder / 'suspects.png'}.")

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from covprop.errors import InvalidInput
 from covprop.train.recipe import Recipe, load
 
-IN_EPOCHS = {"method": ("from_epoch", "warmup"), "weighting": ("from_epoch",)}
+IN_EPOCHS = {
+    "method": ("from_epoch", "warmup", "ramp"),
+    "weighting": ("from_epoch",),
+}
 """Options that are numbers of epochs, besides the trainer's own."""
+NOT_ZERO = ("pretrain", "refresh", "layer")
+"""Those of a noisy method that stay at least one epoch: 0 would be another method, or none."""
 
 
 def at_length(recipe: str, epochs: int, overrides: Sequence[str] = ()) -> list[str]:
@@ -20,16 +25,13 @@ def at_length(recipe: str, epochs: int, overrides: Sequence[str] = ()) -> list[s
     Example:
         >>> at_length("cifar10/gaussian-0.25", 20)
         ['train.epochs=20', 'train.milestones=[10, 15]']
+        >>> at_length("noisy/cifar10/smodel-pair-0.45", 20)
+        ['train.epochs=20', 'train.decay_from=8', 'method.pretrain=3']
     """
     given = {override.partition("=")[0].strip() for override in overrides}
     if "train.epochs" in given:
         raise InvalidInput("--epochs and --set train.epochs are two lengths; give one of them.")
     whole = load(recipe, overrides)
-    if whole.labels is not None:
-        raise InvalidInput(
-            "--epochs does not go with [labels], whose methods have phases of their own; "
-            "use --set train.epochs=N and set what `covprop list noisy` shows for the method."
-        )
     share = epochs / whole.train.epochs
 
     def scaled(phase: int) -> int:
@@ -45,7 +47,12 @@ def at_length(recipe: str, epochs: int, overrides: Sequence[str] = ()) -> list[s
         changes["train.milestones"] = sorted(m for m in nearer if m < epochs)
     for section, keys in IN_EPOCHS.items():
         options = getattr(whole, section) or {}
-        changes |= {f"{section}.{key}": scaled(options[key]) for key in keys if options.get(key, 0)}
+        changes |= {f"{section}.{key}": scaled(options[key]) for key in keys if options.get(key)}
+    for key in NOT_ZERO:
+        if whole.method.get(key):
+            changes[f"method.{key}"] = max(1, scaled(whole.method[key]))
+    if whole.method.get("layer"):  # before which nothing is dropped
+        changes["method.from_epoch"] = max(scaled(whole.method["from_epoch"]), 1)
     return [f"{key}={value}" for key, value in changes.items() if key not in given]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covprop.run import Run
+
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["--set", "train.epochs=2", "--set", "train.decay_from=1", "--set", "model.width=4"]
 NAME = "noisy/digits/coteaching-pair-0.45"
@@ -23,6 +25,14 @@ def test_a_shipped_recipe(cli: Cli, tmp_path: Path) -> None:
     again, out, _ = cli("noisy", NAME, *QUICK, "--out", tmp_path / "run")
     assert again == 0
     assert "already trained" in out
+
+
+def test_a_run_of_another_length(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("noisy", NAME, *QUICK[4:], "--epochs", 3, "--out", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert "epoch 3:" in out
+    config = Run(tmp_path / "run").config
+    assert (config["train"]["epochs"], config["method"]["ramp"]) == (3, 0)
 
 
 def test_own_data_and_own_labels(cli: Cli, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from covprop.errors import InvalidInput
 from covprop.train.length import at_length, never_begins
-from covprop.train.recipe import load
+from covprop.train.recipe import load, shipped
 
 
 def test_phases_scale_with_the_length() -> None:
@@ -40,8 +40,32 @@ def test_what_is_set_by_hand_stays(tmp_path: Path) -> None:
     assert not any("from_epoch" in change for change in changes)  # that of the method replaced
     with pytest.raises(InvalidInput, match="two lengths"):
         at_length("cifar10/radius-0.25", 20, ["train.epochs=10"])
-    with pytest.raises(InvalidInput, match="list noisy"):
-        at_length("noisy/digits/coteaching-pair-0.45", 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "phases"),
+    [
+        ("coteaching", {"ramp": 1}),
+        ("smodel", {"pretrain": 3}),
+        ("truncated", {"from_epoch": 4, "refresh": 1}),
+        ("radius-layer", {"layer": 3, "from_epoch": 6, "refresh": 1}),
+        ("radius-label", {"layer": 0, "from_epoch": 3}),
+    ],
+)
+def test_the_phases_of_methods_for_wrong_labels_scale(name: str, phases: dict[str, int]) -> None:
+    whole = f"noisy/cifar10/{name}-pair-0.45"
+    recipe = load(whole, at_length(whole, 20))
+    assert (recipe.train.epochs, recipe.train.decay_from) == (20, 8)
+    assert {key: recipe.method[key] for key in phases} == phases
+
+
+@pytest.mark.parametrize("recipe", [name for name in shipped() if name.startswith("noisy/digits/")])
+def test_every_recipe_for_wrong_labels_has_a_shortest_run(recipe: str) -> None:
+    """And of two epochs, in which the phases keep their order."""
+    for epochs in (1, 2):
+        method = load(recipe, at_length(recipe, epochs)).method
+        assert method.get("refresh", 1) >= 1
+        assert method.get("from_epoch", 0) >= method.get("layer", 0) >= ("-layer-" in recipe)
 
 
 def test_every_phase_begins_in_the_shortest_run(tmp_path: Path) -> None:
