@@ -8,18 +8,28 @@ from covprop.errors import InvalidInput
 from covprop.report.sidecars import read_config
 from covprop.report.tsv import has_header
 
+_OLD = re.compile(r".+\.old-\d+(\.tsv)?")
+
 
 def logs_under(path: Path) -> tuple[list[Path], list[str]]:
-    """The logs a path stands for, and warnings on what was found and has none."""
+    """The logs a path stands for, and warnings on what was found and has none.
+
+    What `covprop train --restart` set aside in a folder (RUN.old-1) is no part of it.
+    """
     if path.is_file():
         return [path], []
     if not path.is_dir():
         raise InvalidInput(f"{path} does not exist; give a run folder or a certification log.")
-    logs = sorted(
+    found = sorted(
         (p for p in path.rglob("*.tsv") if p.is_file() and _is_log(p)),
         key=_natural,
     )
-    configs = sorted(path.rglob("config.toml"))
+    logs = [log for log in found if not set_aside(log.relative_to(path))]
+    configs = sorted(p for p in path.rglob("config.toml") if not set_aside(p.relative_to(path)))
+    if found and not logs and not configs:
+        raise InvalidInput(
+            f"{path} holds no certification log but what was set aside; give {found[0]} by name."
+        )
     if not logs:
         run = configs[0].parent if configs else path
         raise InvalidInput(
@@ -38,6 +48,15 @@ def logs_under(path: Path) -> tuple[list[Path], list[str]]:
 def named_itself(path: Path, log: Path) -> bool:
     """Whether a log was given by its name or its run's folder, not found among others."""
     return path == log or (path == log.parent and log.name.startswith("certify_"))
+
+
+def set_aside(path: Path) -> bool:
+    """Whether a run or a log was renamed to make room for another.
+
+    >>> set_aside(Path("digits/a.old-1/certify_sigma_0.25.tsv")), set_aside(Path("old-1/a.tsv"))
+    (True, False)
+    """
+    return any(map(_OLD.fullmatch, path.parts))
 
 
 def left_out(log: Path, error: InvalidInput) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from covprop.errors import InvalidInput
-from covprop.report.find import left_out, logs_under, named_itself
+from covprop.report.find import left_out, logs_under, named_itself, set_aside
 from covprop.report.sidecars import (
     Journal,
     most_certified,
@@ -216,7 +216,9 @@ def _name(path: Path, sigma: float | None) -> str:
         return _printable(path.stem if path.suffix == ".tsv" else path.name)
     own = path.stem.removeprefix("certify_")
     if own.startswith("sigma_"):
-        siblings = list(path.parent.glob("certify_sigma_*.tsv"))
+        siblings = [
+            p for p in path.parent.glob("certify_sigma_*.tsv") if not set_aside(Path(p.name))
+        ]
         own = f"σ = {sigma:g}" if len(siblings) > 1 and sigma is not None else ""
     return _printable(path.resolve().parent.name + (f" ({own})" if own else ""))
 

@@ -5,8 +5,9 @@ import pytest
 from certifications import draw_rows, make_run, tsv
 
 from covprop.errors import InvalidInput
-from covprop.report.find import logs_under, named_itself
+from covprop.report.find import logs_under, named_itself, set_aside
 from covprop.report.read import read
+from covprop.train.folder import move_aside
 
 
 def garble(log: Path) -> None:
@@ -87,3 +88,39 @@ def test_a_log_is_named_by_itself_or_by_its_run(tmp_path: Path) -> None:
     assert named_itself(log, log)
     assert named_itself(log.parent, log)
     assert not named_itself(log.parent.parent, log)
+
+
+def test_what_was_set_aside_is_left_out_unless_named(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    (tmp_path / "d.old-2b").mkdir()  # a name like any other
+    make_run(tmp_path / "d.old-2b" / "b")
+    old_run = make_run(tmp_path / "a.old-1", seed=2)
+    (tmp_path / "c.old-12").mkdir()
+    (tmp_path / "c.old-12" / "config.toml").write_text("")
+    old_logs = [log.with_name(f"certify_sigma_0.25.{end}") for end in ("old-1.tsv", "tsv.old-1")]
+    for old in old_logs:
+        old.write_text(tsv(draw_rows(3, 0.25)))
+    certifications, warnings = read([tmp_path])
+    assert [c.name for c in certifications] == ["a", "b"]
+    assert not warnings
+    assert [c.name for c in read([tmp_path, tmp_path / "a.old-1"])[0]] == ["a", "b", "a.old-1"]
+    for named in (old_run, *old_logs):
+        assert read([named])[0][0].path == named
+
+
+def test_a_folder_in_one_that_was_set_aside_is_searched(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "all.old-1" / "a")
+    assert logs_under(tmp_path / "all.old-1") == ([log], [])
+    with pytest.raises(InvalidInput, match=rf"but what was set aside; give {log} by name"):
+        logs_under(tmp_path)
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "config.toml").write_text("")
+    with pytest.raises(InvalidInput, match=r"covprop certify .*again"):
+        logs_under(tmp_path)
+
+
+def test_names_are_those_that_training_gives(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a")
+    aside = [move_aside(make_run(tmp_path / "runs" / "a").parent) for _ in range(11)]
+    assert all(place is not None and set_aside(place) for place in aside)
+    assert not set_aside(tmp_path / "runs" / "a")
