@@ -8,12 +8,31 @@ from torch import nn
 from covprop.train.length import never_begins
 from covprop.train.recipe import Recipe
 
+LARGEST_SIGMA = 2.0
+"""Above it the noise is rather meant for pixels of 0 to 255."""
+
 
 def opening(
     recipe: Recipe, model: nn.Module, images: int, steps: int, device: torch.device
 ) -> list[str]:
     """What is trained, and what of the recipe may not be meant."""
-    return [summary(recipe, model, images, steps, device), *never_begins(recipe)]
+    about = summary(recipe, model, images, steps, device)
+    return [about, *never_begins(recipe), *drowned(recipe.noise.sigma)]
+
+
+def drowned(sigma: float) -> list[str]:
+    """A sentence about noise that is meant for pixels of 0 to 255.
+
+    Example:
+        >>> drowned(64.0)
+        ['noise.sigma is on the [0, 1] pixel scale: 64 would drown every image; 64/255 is 0.251.']
+    """
+    if sigma <= LARGEST_SIGMA:
+        return []
+    return [
+        f"noise.sigma is on the [0, 1] pixel scale: {sigma:g} would drown every image; "
+        f"{sigma:g}/255 is {sigma / 255:.3g}."
+    ]
 
 
 def summary(recipe: Recipe, model: nn.Module, images: int, steps: int, device: torch.device) -> str:

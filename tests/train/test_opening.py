@@ -1,5 +1,6 @@
 """What a run says before its first step."""
 
+import dataclasses
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -10,7 +11,8 @@ from rich.console import Console
 from torch import nn
 
 from covprop.train import Recipe, train
-from covprop.train.opening import opening, summary
+from covprop.train.opening import drowned, opening, summary
+from covprop.train.options import NoiseOptions
 
 Make = Callable[..., Recipe]
 CPU = torch.device("cpu")
@@ -47,3 +49,11 @@ def test_what_never_begins_is_said_after_it(tiny: Make) -> None:
     first, second = opening(recipe, nn.Linear(2, 3), 5, 1, CPU)
     assert first.startswith("consistency: lenet")
     assert "never begins" in second
+
+
+def test_noise_on_the_scale_of_bytes_is_said_once(tmp_path: Path, tiny: Make) -> None:
+    recipe = dataclasses.replace(tiny(epochs=1), noise=NoiseOptions(sigma=64.0))
+    (line,) = (line for line in said(recipe, tmp_path) if "drown" in line)
+    assert line.startswith("noise.sigma is on the [0, 1] pixel scale: 64 would drown")
+    assert "64/255 is 0.251" in line
+    assert drowned(2.0) == []
