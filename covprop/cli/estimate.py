@@ -1,6 +1,7 @@
 """`covprop estimate`: closed-form radii beside the certified ones, to see how true they are."""
 
 import json
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,8 @@ def estimate(
     from covprop.errors import InvalidInput, UnsupportedModel
     from covprop.files import write
 
+    if batch < 1:
+        raise InvalidInput(f"--batch is the number of images in one pass, at least 1, not {batch}.")
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = subject.choose_sigma(sigma)
     where = choose_device(device)
@@ -68,6 +71,7 @@ def estimate(
     model = subject.model.to(where)
     path = subject.folder / f"{subject.stem}estimated.tsv"
     facts = path.with_suffix(".json")
+    _check_writable(path)
     settings = subject.settings(split, images, sigma=level)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
@@ -92,6 +96,22 @@ def estimate(
     write(path, ("\n".join(["idx\testimator\tradius", *lines]) + "\n").encode())
     write(facts, (json.dumps(settings, indent=2) + "\n").encode())
     typer.echo(str(path))
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the work; there is no other place, as reports look beside the log."""
+    from covprop.errors import CovpropError
+
+    trial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise CovpropError(
+            f"Cannot write {path} ({error.strerror}), where the estimates of this model belong; "
+            f"make {path.parent} writable, or copy the model to a folder that is and estimate "
+            "the copy."
+        ) from error
 
 
 def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]:

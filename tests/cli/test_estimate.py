@@ -1,5 +1,7 @@
 """`covprop estimate`: what its file is for, and what `covprop report` makes of it."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,3 +102,26 @@ def test_estimates_join_those_of_the_same_settings(cli: Cli, run_folder: Path) -
     assert rows() == again | {("0", "linearized"): rows()["0", "linearized"]}
     assert cli("estimate", run_folder, *words, "linearized", "--max", 1, "--sigma", 0.5)[0] == 0
     assert list(rows()) == [("0", "linearized")]
+
+
+def test_a_run_that_cannot_be_written_is_told_before_the_work(
+    cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:  # a mode of its own would not stop root
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    before = sorted(run_folder.iterdir())
+    assert cli("estimate", run_folder, *FEW)[0] == 0
+    assert len(list(run_folder.iterdir())) == len(before) + 2  # the trial is gone
+    monkeypatch.setattr(Path, "touch", refuse)
+    code, out, err = cli("estimate", run_folder, *FEW)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "estimated.tsv (Permission denied)" in err
+    assert "--out" not in err
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_pass_holds_an_image_at_least(cli: Cli, run_folder: Path, batch: int) -> None:
+    code, out, err = cli("estimate", run_folder, *FEW, "--batch", batch)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"covprop: --batch is the number of images in one pass, at least 1, not {batch}." in err
