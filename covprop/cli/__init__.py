@@ -5,9 +5,11 @@ one with exit code 1, as any other failure has; Ctrl-C 130.
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
+from covprop import __version__
 from covprop.allocator import keep_freed_memory
 from covprop.cli.bench import app as bench_app
 from covprop.cli.certify import certify
@@ -34,8 +36,21 @@ app = typer.Typer(
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"covprop {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Keeps typer in sub-command mode however many verbs are registered."""
 
 

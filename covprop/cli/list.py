@@ -9,6 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from covprop.errors import InvalidInput
+
+BEGIN = (
+    "Where to begin: digits/... for a first try; DATA/minutes/late-... is the best measured "
+    "recipe for its cost."
+)
+
 
 class Kind(enum.StrEnum):
     """What can be listed."""
@@ -23,18 +30,31 @@ class Kind(enum.StrEnum):
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    word: Annotated[
+        str | None,
+        typer.Argument(help="Only names that contain this.", show_default=False),
+    ] = None,
 ) -> None:
     """List what can be named on the command line and in recipes.
 
     \b
-    covprop list recipes      every experiment that comes with the package
-    covprop list methods      training methods and their options
-    covprop list noisy        methods for wrong labels and their options
-    covprop list models       networks and their options
-    covprop list datasets     data sets: classes, image size
-    covprop list rules        layers and functions that moments can pass through
+    covprop list recipes             every experiment that comes with the package
+    covprop list recipes cifar10     those with cifar10 in their name
+    covprop list methods             training methods and their options
+    covprop list noisy               methods for wrong labels and their options
+    covprop list models              networks and their options
+    covprop list datasets            data sets: classes, image size
+    covprop list rules               layers and functions that moments can pass through
     """
     lines = _LISTS[kind]()
+    if word is not None:
+        lines = [line for line in lines if word.casefold() in line[0].casefold()]
+        if not lines:
+            raise InvalidInput(
+                f'None of the {kind} has "{word}" in its name; `covprop list {kind}` shows all.'
+            )
+    if kind is Kind.recipes:
+        typer.echo(BEGIN)
     width = max((len(name) for name, _ in lines), default=0)
     for name, what in lines:
         typer.echo(f"{name:<{width}}  {what}".rstrip())

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from covprop.cli import app
 from covprop.data import DATASETS
+from covprop.errors import InvalidInput
 from covprop.methods import METHODS
 from covprop.models import MODELS
 from covprop.train import shipped
@@ -46,6 +47,18 @@ def test_a_recipe_is_told_from_those_of_the_same_method(name: str, what: str) ->
 
 def test_options_are_shown_with_their_defaults() -> None:
     assert "[samples=1]" in CliRunner().invoke(app, ["list", "methods"]).output
+
+
+def test_a_word_leaves_the_names_that_contain_it() -> None:
+    output = CliRunner().invoke(app, ["list", "recipes", "CIFAR10/minutes/late"]).output
+    begin, *listed = output.splitlines()
+    assert "digits/... for a first try" in begin
+    names = ("cifar10/minutes/late-0.25", "cifar10/minutes/late-0.50", "cifar10/minutes/late-1.00")
+    assert tuple(line.split()[0] for line in listed) == names
+    assert CliRunner().invoke(app, ["list", "models", "cnn"]).output.startswith("cnn9 ")
+    result = CliRunner().invoke(app, ["list", "models", "vgg"])
+    assert isinstance(result.exception, InvalidInput)
+    assert 'None of the models has "vgg" in its name' in str(result.exception)
 
 
 def test_an_unknown_kind_is_a_usage_error() -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import covprop
 from covprop import cli as command_line
 from covprop.errors import InvalidInput, out_of_memory
+
+
+def test_the_version(cli: Callable[..., tuple[int, str, str]]) -> None:
+    assert cli("--version") == (0, f"covprop {covprop.__version__}\n", "")
 
 
 def test_a_model_beyond_all_memory_is_one_sentence(
