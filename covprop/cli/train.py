@@ -127,11 +127,19 @@ def train_recipe(
             again += ["--out", str(folder)] + (["--data", str(data)] if data else [])
             typer.echo(f"covprop: {stopped}; to continue: {shlex.join(again)}", err=True)
         raise typer.Exit(128 + stopped.signum) from None
-    except CovpropError:
+    except CovpropError as error:
         if not is_first():  # the first process says it for all
             raise typer.Exit(2) from None
+        if "covprop.fix" in str(error):
+            raise CovpropError(f"{error}\n{_how_to_fix(verb)}") from error
         raise
     return folder
+
+
+def _how_to_fix(verb: str) -> str:
+    """What `covprop.fix` means for who has a command line before him."""
+    other = ', or take a recipe with method.estimator = "linearized"' if verb == "train" else ""
+    return f"Return covprop.fix(net) from the function that model= names{other}."
 
 
 def _run_name(recipe: str, file: Path) -> str:

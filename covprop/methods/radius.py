@@ -95,8 +95,9 @@ class Radius:
         given = [name for name in ("preset", *OF_SIGMA) if getattr(self, name) is not None]
         if linearized and given:
             raise InvalidInput(
-                f'method.{given[0]} is about a propagated Σ; add method.estimator = "shared" '
-                '(or "calibrated").'
+                f"method.{given[0]} is about a propagated Σ, so it goes with method.estimator = "
+                '"shared" (or "calibrated"); for "linearized", the default, take a recipe without '
+                "it, such as digits/radius-linearized-0.25."
             )
         base = PAPER.but(offset=1.0) if linearized else PRESETS[self.preset or "paper"]
         changes = {name: getattr(self, name) for name in OVERRIDES}

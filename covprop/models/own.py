@@ -34,9 +34,14 @@ def load_function(name: str) -> Callable[..., nn.Module]:
         raise failed(name, error) from error
     finally:
         sys.path.remove(str(path.parent))
-    found = getattr(module, function, None)
-    if not callable(found):
+    if not hasattr(module, function):
         raise InvalidInput(f'Model "{name}": {path} defines no function "{function}".')
+    found = getattr(module, function)
+    if not callable(found) or isinstance(found, nn.Module):  # a network can be called as well
+        raise InvalidInput(
+            f'Model "{name}": {function} in {path} is of type {type(found).__name__}; name a '
+            "function or class there that makes the network."
+        )
     return found
 
 

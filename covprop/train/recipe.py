@@ -86,8 +86,10 @@ def find(recipe: str) -> Path:
     name = recipe.removesuffix(".toml")
     if name in names:
         return names[name]
+    ends = [f'"{known}"' for known in names if known.endswith(f"/{name}")]
+    meant = f" (did you mean one of {', '.join(ends)}?)" if ends else nearest(name, names)
     raise InvalidInput(
-        f'There is no recipe file or shipped recipe "{recipe}"{nearest(name, names)}; '
+        f'There is no recipe file or shipped recipe "{recipe}"{meant}; '
         "`covprop list recipes` shows the shipped ones."
     )
 

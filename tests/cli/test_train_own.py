@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nets import own_net
 from PIL import Image
 from same_run import assert_same_run
 from typer.testing import CliRunner
@@ -114,3 +115,23 @@ def test_own_data_and_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir("/")  # the run must not depend on the folder it was started in
     model = Run(tmp_path / "run").load_model()
     assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("verb", ["train", "noisy"])
+def test_a_model_that_cannot_be_propagated_and_how_to_mend_it(
+    tmp_path: Path, cli: Cli, verb: str
+) -> None:
+    layers = "nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, num_classes)"
+    words = ["--set", f"model={own_net(tmp_path, layers)}", "--set", "method=radius"]
+    words += ["--set", "method.estimator=shared"] if verb == "train" else []
+    name = {"train": "digits/radius-0.25", "noisy": "noisy/digits/radius-largest-pair-0.45"}[verb]
+    words += ["--epochs", "1", "--out", str(tmp_path / "run")]
+    code, _, err = cli(verb, name, *words)
+    assert code == 2
+    assert "the maximum of Gaussians is not Gaussian" in err
+    assert err.splitlines()[-1].startswith("Return covprop.fix(net) from the function that model=")
+    assert ("linearized" in err) == (verb == "train")
+    file = tmp_path / "net.py"
+    mended = file.read_text().replace("return nn.", "return covprop.fix(nn.").rstrip() + ")"
+    file.write_text(f"import covprop\n{mended}\n")
+    assert cli(verb, name, *words)[0] == 0

@@ -1,4 +1,5 @@
 import copy
+import re
 from statistics import NormalDist
 from typing import Any
 
@@ -11,6 +12,7 @@ from covprop.errors import InvalidInput
 from covprop.methods import Losses, Radius, build
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE
+from covprop.train import load
 
 SHAPE = (1, 6, 6)
 Batch = tuple[Tensor, Tensor]
@@ -194,8 +196,13 @@ def test_the_default_is_the_estimator_that_stays_true() -> None:
 
 @pytest.mark.parametrize("given", [{"preset": "paper"}, {"r_max": 0.1}, {"products": "float32"}])
 def test_what_is_said_of_a_covariance_needs_one(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=f"method.{next(iter(given))} is about a propagated Σ"):
+    (name,) = given
+    with pytest.raises(InvalidInput, match=f"method.{name} is about a propagated Σ") as refused:
         Radius(0.25, SHAPE, **given)
+    said = str(refused.value)
+    assert 'goes with method.estimator = "shared"' in said
+    (remedy,) = re.findall(r"such as (\S+)\.$", said)
+    assert load(remedy).method["estimator"] == "linearized"
 
 
 def test_propagator_is_built_once_a_model(net: nn.Module, batch: Batch) -> None:

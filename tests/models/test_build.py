@@ -38,6 +38,7 @@ def wrong(num_classes):
     return num_classes
 
 value = 3
+ready = nn.Linear(2, 2)
 """
 
 
@@ -156,7 +157,8 @@ def test_own_file_mistakes_are_one_sentence(own: str, tmp_path: Path) -> None:
     cases = {
         str(tmp_path / "none.py:build"): "there is no file",
         f"{own}:nothing": 'defines no function "nothing"',
-        f"{own}:value": 'defines no function "value"',
+        f"{own}:value": "is of type int; name a function or class there that makes the network",
+        f"{own}:ready": "is of type Linear; name a function or class",
         f"{own}:wrong": "returned an object of type int, but must return an nn.Module",
         f"{own}:needs": "model.depth has no value",
         str(tmp_path / "broken.py:build"): "failed at line 3 with NameError",

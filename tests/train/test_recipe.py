@@ -178,3 +178,10 @@ def test_shipped_recipes_are_found_by_name() -> None:
     assert find("digits/radius-0.25") == shipped()["digits/radius-0.25"]
     with pytest.raises(InvalidInput, match=r'did you mean "digits/radius-0\.25"\?'):
         find("digits/raduis-0.25")
+
+
+def test_a_name_without_its_data_set_is_told_them_all() -> None:
+    with pytest.raises(InvalidInput, match="did you mean one of") as refused:
+        find("late-0.50")
+    names = [f'"{name}/minutes/late-0.50"' for name in ("cifar10", "mnist", "svhn")]
+    assert f"({', '.join(names)}?)" in str(refused.value).replace("did you mean one of ", "")
