@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,3 +92,12 @@ def duration(seconds: float) -> str:
 
 def duration_cell(seconds: float | None) -> Cell:
     return Cell(ABSENT) if seconds is None else Cell(duration(seconds), value=seconds)
+
+
+def training_cell(certification: Certification) -> Cell:
+    """How long a run was trained, and how far, if not to its end."""
+    cell = duration_cell(certification.train_seconds)
+    if not certification.unfinished:
+        return cell
+    known = [cell.text] if cell.text != ABSENT else []
+    return replace(cell, text=", ".join([*known, certification.unfinished]))

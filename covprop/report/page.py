@@ -108,7 +108,7 @@ def _run(summary: Summary, end: float) -> dict[str, Any]:
     if c.p_source:
         facts["lower bound of p_A"] = c.p_source
     if c.train_seconds is not None:
-        facts["training"] = f"{duration(c.train_seconds)}, {c.epochs} epochs"
+        facts["training"] = f"{duration(c.train_seconds)}, {c.unfinished or f'{c.epochs} epochs'}"
     facts |= {key: _plain(value) for key, value in c.meta.items() if key != "sigma"}
     return {
         "name": c.name,

@@ -54,6 +54,7 @@ class Certification:
     samples: float | None = None  # mean number of samples an image
     train_seconds: float | None = None
     epochs: int | None = None
+    planned: int | None = None  # epochs that the recipe asks for
     estimates: dict[str, Floats] = field(default_factory=dict)  # estimated radii, NaN = none
     warnings: tuple[str, ...] = ()
 
@@ -62,6 +63,13 @@ class Certification:
         """The data set, and which split of it unless that is the usual one."""
         split = self.meta.get("split", "test")
         return self.data if split == "test" else f"{self.data} ({_printable(str(split))})"
+
+    @property
+    def unfinished(self) -> str:
+        """`62 of 400 epochs` for a run that was not trained to its end, else nothing."""
+        if self.epochs is None or self.planned is None or self.epochs >= self.planned:
+            return ""
+        return f"{self.epochs:,} of {self.planned:,} epochs"
 
     @property
     def folder(self) -> Path:
@@ -135,7 +143,8 @@ def _read_one(path: Path) -> Certification:
         )
     p_lower, p_source = _p_lower(rows, journal, sigma)
     estimates, notes = _estimates(path, rows, sigma, trained_with, meta)
-    train_seconds, epochs = read_metrics(path.with_name("metrics.jsonl"))
+    train_seconds, trained = read_metrics(path.with_name("metrics.jsonl"))
+    epochs, planned = _epochs(meta, config, trained)
     return Certification(
         name=_name(path, sigma),
         path=path,
@@ -150,6 +159,7 @@ def _read_one(path: Path) -> Certification:
         samples=None if journal is None else float(journal.samples.mean()),
         train_seconds=train_seconds,
         epochs=epochs,
+        planned=planned,
         estimates=estimates,
         warnings=(*warnings, *notes),
     )
@@ -158,6 +168,17 @@ def _read_one(path: Path) -> Certification:
 def _beside(path: Path, suffix: str) -> Path:
     """A companion of a log; published logs may lack an ending (`sigma_0.25`)."""
     return path.with_name(path.name.removesuffix(".tsv") + suffix)
+
+
+def _epochs(
+    meta: dict[str, Any], config: dict[str, Any], trained: int | None
+) -> tuple[int | None, int | None]:
+    """Epochs trained and planned; as noted with the log first, since training may have gone on."""
+    noted, planned = meta.get("epochs"), meta.get("epochs_planned")
+    if isinstance(noted, int) and isinstance(planned, int):
+        return noted, planned
+    planned = section(config, "train").get("epochs")
+    return trained, planned if isinstance(planned, int) else None
 
 
 def _sigma(path: Path, meta: dict[str, Any], trained_with: object) -> float | None:

@@ -61,7 +61,8 @@ def by_recipe(summaries: Sequence[Summary]) -> list[Group]:
     """Every recipe with its runs, in the order of the first one of each.
 
     Runs belong together if their folders lie side by side, the same images were certified, and
-    their resolved recipes and the settings of their certification are equal but for the seed.
+    their resolved recipes and the settings of their certification are equal but for the seed;
+    runs that were not trained to their end, if they are equally far.
     A run of a seed that is already among them, a copy for instance, says nothing about seeds; it
     begins a group of its own.
     """
@@ -80,7 +81,7 @@ def _key(summary: Summary) -> str:
         return f"alone {c.path}"
     settings = sorted(f"{name} = {value!r}" for name, value in _settings(c.config_text))
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
-    parts = (c.path.parent.parent, c.path.name, settings, meta, c.rows.idx.tolist())
+    parts = (c.path.parent.parent, c.path.name, settings, meta, c.rows.idx.tolist(), c.unfinished)
     return "\n".join(map(str, parts))
 
 
@@ -102,7 +103,12 @@ def _settings(config_text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _name(members: Sequence[Summary]) -> str:
-    """The runs' common name; `-seed0` at its end is not part of it, nor need all have a folder."""
+    """The runs' common name; `-seed0` at its end is not part of it, nor need all have a folder.
+
+    Runs that were not trained to their end have no common name with those that were.
+    """
     names = [re.sub(r"-seed\d+$", "", member.certification.name) for member in members]
     same = len({name.rsplit("/", 1)[-1] for name in names}) == 1
-    return max(names, key=len) if same else members[0].certification.name
+    name = max(names, key=len) if same else members[0].certification.name
+    unfinished = members[0].certification.unfinished
+    return f"{name} ({unfinished})" if unfinished else name

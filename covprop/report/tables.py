@@ -17,11 +17,11 @@ from covprop.report.cells import (
     abstain_cell,
     as_float,
     correlation_cell,
-    duration_cell,
     interval_cell,
     mean_cell,
     number_cell,
     samples_cell,
+    training_cell,
 )
 from covprop.report.grouped import grouped
 from covprop.report.summary import P_NAMES, Summary
@@ -76,7 +76,7 @@ def columns(radii: Sequence[float], summaries: Sequence[Summary]) -> list[Column
         column("images", lambda s: number_cell(len(s.certification.rows))),
         column("samples", lambda s: samples_cell(s.certification)),
         column("α", lambda s: number_cell(as_float(s.certification.meta.get("alpha")))),
-        column("training", lambda s: duration_cell(s.certification.train_seconds)),
+        column("training", lambda s: training_cell(s.certification)),
     ]
     return [c for c in made if any(cell.text != ABSENT for cell in c.cells)]
 
