@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ HARMLESS = {
 rounding."""
 
 
-def make(out: Path) -> None:
-    """The folder itself, with its parents."""
+def make(out: Path) -> list[Path]:
+    """The folder itself, with its parents; returns those that were not there, innermost first."""
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(out, error) from error
+    return missing
 
 
 @contextmanager
@@ -154,15 +156,22 @@ def to_come(out: Path) -> tuple[str, ...]:
     return tuple(name for name in NAMES if not (out / name).exists())
 
 
-def withdraw(out: Path, names: tuple[str, ...]) -> None:
+def withdraw(out: Path, names: tuple[str, ...], made: Sequence[Path] = ()) -> None:
     """Remove what a run wrote that could not begin, so that its mended recipe is no other run.
 
-    `names` are what was `to_come`: a file that lay there before is not the run's.
+    `names` are what was `to_come`: a file that lay there before is not the run's. Nor is a folder
+    that is not among those `made` for it, or has something else in it; the lock is held.
     """
     rows = out / "metrics.jsonl"
-    if not (out / "state.pt").exists() and not (rows.exists() and rows.stat().st_size):
-        for name in names:
-            (out / name).unlink(missing_ok=True)
+    if (out / "state.pt").exists() or (rows.exists() and rows.stat().st_size):
+        return
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+    if made and [path.name for path in out.iterdir()] == [".lock"]:
+        with suppress(OSError):  # not empty: another process has come
+            (out / ".lock").unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 def read_config(path: Path) -> Config:

@@ -70,6 +70,7 @@ class Metrics:
         """Drop the rows after the first `keep`: the epochs they tell of will be run again."""
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        self.dropped = max(len(lines) - keep, 0)
         if len(lines) > keep or not path.exists():
             files.write(path, b"".join(lines[:keep]))
 

@@ -19,7 +19,7 @@ from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
 from covprop.train.log import Board, Log, Metrics, Row, sentence
-from covprop.train.opening import opening
+from covprop.train.opening import continuing, opening
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
 from covprop.train.recipe import Recipe
@@ -134,8 +134,8 @@ class Trainer:
         if self.epoch == self.options.epochs:
             self.log.say(f"{self.out} is already trained; nothing to do.")
             self.here.first_does(self._save_model)
-        elif self._steps_done():
-            self.log.say(f"continuing {self.out} at epoch {self.epoch + 1}, step {self.step}")
+        elif (again := self.metrics.dropped if self.metrics else 0) or self._steps_done():
+            self.log.say(continuing(self.out, self.epoch, self.step, again))
             if self.images_before != len(self.train_data):
                 self.log.say(
                     f"It was trained on {self.images_before} images so far, now there are "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -18,6 +20,20 @@ def opening(
     """What is trained, and what of the recipe may not be meant."""
     about = summary(recipe, model, images, steps, device)
     return [about, *never_begins(recipe), *drowned(recipe.noise.sigma)]
+
+
+def continuing(out: Path, epoch: int, step: int, again: int) -> str:
+    """Where a run goes on: at its last checkpoint, after which `again` epochs had come.
+
+    Example:
+        >>> continuing(Path("run"), epoch=3, step=0, again=2)
+        'continuing run at epoch 4, step 0, its last checkpoint; 2 epochs are trained again'
+    """
+    where = f"at epoch {epoch + 1}, step {step}, its last checkpoint"
+    if not (epoch or step):
+        where = "from the beginning, for want of a checkpoint"
+    epochs = "1 epoch is" if again == 1 else f"{again} epochs are"
+    return f"continuing {out} {where}" + (f"; {epochs} trained again" if again else "")
 
 
 def drowned(sigma: float) -> list[str]:

@@ -63,13 +63,15 @@ def claimed(
     """The first process makes and holds the folder; all fail together if it cannot.
 
     A run that fails inside before there is anything to go on from (a recipe that is refused, too
-    little memory for its batch) leaves a folder that was fresh without a config.
+    little memory for its batch) leaves a folder that was fresh without a config, and none where
+    there was none.
     """
+    made: list[Path] = []
 
     def prepare() -> None:
         if restart and (old := folder.move_aside(out)) and console:
             console.print(f"The earlier run is kept as {old}.", highlight=False, soft_wrap=True)
-        folder.make(out)
+        made.extend(folder.make(out))
 
     here.first_does(prepare)
     lock = folder.locked(out)
@@ -80,7 +82,7 @@ def claimed(
         yield
     except Exception:
         if here.first:
-            folder.withdraw(out, names)
+            folder.withdraw(out, names, made)
         raise
     finally:
         if here.first:

@@ -120,6 +120,32 @@ def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").read_bytes() == b"precious"
 
 
+def test_a_folder_made_for_nothing_goes_with_its_parents(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "digits" / "one"
+    (tmp_path / "runs").mkdir()
+    made = folder.make(out)
+    assert made == [out, out.parent]
+    assert folder.make(out) == []
+    with folder.locked(out):
+        folder.withdraw(out, ("config.toml",), made)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_stays(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "one"
+    for name in ("notes.txt", "state.pt"):
+        made = folder.make(out)
+        (out / name).write_text("precious")
+        with folder.locked(out):
+            folder.withdraw(out, (), made)
+        assert {path.name for path in out.iterdir()} == {name, ".lock"}
+        (out / name).unlink()
+    folder.make(tmp_path / "runs" / "two")  # of another process
+    with folder.locked(out):
+        folder.withdraw(out, (), [out, out.parent])
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+
+
 def test_a_damaged_config(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[train")
     with pytest.raises(InvalidInput, match="not valid TOML"):

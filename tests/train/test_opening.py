@@ -5,12 +5,15 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
+import pytest
 import torch
 from nets import own_net
 from rich.console import Console
 from torch import nn
 
-from covprop.train import Recipe, train
+from covprop import data
+from covprop.train import Recipe, loop, train
+from covprop.train.loop import Trainer
 from covprop.train.opening import drowned, opening, summary
 from covprop.train.options import NoiseOptions
 
@@ -57,3 +60,30 @@ def test_noise_on_the_scale_of_bytes_is_said_once(tmp_path: Path, tiny: Make) ->
     assert line.startswith("noise.sigma is on the [0, 1] pixel scale: 64 would drown")
     assert "64/255 is 0.251" in line
     assert drowned(2.0) == []
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [
+        (True, "at epoch 2, step 0, its last checkpoint; 1 epoch is trained again"),
+        (False, "from the beginning, for want of a checkpoint; 2 epochs are trained again"),
+    ],
+)
+def test_a_killed_run_says_what_is_trained_again(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, checkpoint: bool, expected: str
+) -> None:
+    step = Trainer._train_step
+
+    def killed(self: Trainer, batch: data.Batch) -> None:
+        first = checkpoint and self.epoch == 0  # as if that epoch had taken ten seconds
+        monkeypatch.setattr(loop, "EPOCH_SECONDS", 0.0 if first else 10.0)
+        if self.epoch == 2:
+            raise KeyError
+        step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", killed)
+        with pytest.raises(KeyError):
+            train(tiny(epochs=3), tmp_path)
+    (line,) = (line for line in said(tiny(epochs=3), tmp_path) if line.startswith("continuing"))
+    assert line == f"continuing {tmp_path} {expected}"
