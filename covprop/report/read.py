@@ -166,8 +166,13 @@ def _read_one(path: Path) -> Certification:
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """A companion of a log; published logs may lack an ending (`sigma_0.25`)."""
-    return path.with_name(path.name.removesuffix(".tsv") + suffix)
+    """A companion of a log; published logs may lack an ending (`sigma_0.25`).
+
+    What lay beside a log that `covprop certify --restart` set aside was renamed like it.
+    """
+    old = re.search(r"(\.old-\d+)?$", path.name)
+    aside = old[0] if old else ""
+    return path.with_name(path.name.removesuffix(aside).removesuffix(".tsv") + suffix + aside)
 
 
 def _epochs(

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from certifications import draw_rows, make_run, tsv
 
+from covprop.certify.records import Log
+from covprop.certify.rows import Row
 from covprop.errors import InvalidInput
 from covprop.report.find import logs_under, named_itself, set_aside
 from covprop.report.read import read
@@ -117,6 +119,19 @@ def test_a_folder_in_one_that_was_set_aside_is_searched(tmp_path: Path) -> None:
     (tmp_path / "again" / "config.toml").write_text("")
     with pytest.raises(InvalidInput, match=r"covprop certify .*again"):
         logs_under(tmp_path)
+
+
+def test_a_log_that_was_set_aside_has_what_lay_beside_it(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    (before,), _ = read([log])
+    old = Log(log, {}, Row).set_aside()
+    assert old is not None
+    assert set_aside(old)
+    (found,), warnings = read([old])
+    assert not warnings
+    assert (found.name, found.sigma, found.meta, found.samples) == (
+        before.name, before.sigma, before.meta, before.samples
+    )  # fmt: skip
 
 
 def test_names_are_those_that_training_gives(tmp_path: Path) -> None:
