@@ -229,6 +229,8 @@ def truth(wave: str) -> str:
     picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
     left_out = any(p.estimated.certification.rows.skipped.any() for p, _ in found)
     note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
+    note += "\nMean certified is no ACR: a wrong answer counts with its radius, if it has one, "
+    note += "not as 0.\n"
     if collapsed:
         names = ", ".join(f"`{point.name}`" for point in collapsed)
         note += f"\nAll images certified alike, so that there is nothing to compare: {names}.\n"

@@ -46,7 +46,9 @@ P_NOTE = (
 )
 AGREEMENT_NOTE = (
     "Estimated radii come from a closed form and certify nothing; their correlation with the "
-    "certified radius runs over all images that have both, an abstention counting as radius 0."
+    "certified radius runs over all images that have both, an abstention counting as radius 0. "
+    "Mean certified, right or wrong: over these images, a radius certified for a wrong class in "
+    "full, which counts as 0 in the ACR."
 )
 SKIPPED_P_NOTE = " Wrong guesses that were not bounded are wrong."
 SKIPPED_AGREEMENT_NOTE = " Wrong guesses that were not bounded have no certified radius."
@@ -102,7 +104,7 @@ def agreement_columns(summaries: Sequence[Summary]) -> list[Column]:
         Column("run", tuple(Cell(s.certification.name) for s, _ in found), numeric=False),
         Column("estimator", tuple(Cell(a.estimator) for _, a in found), numeric=False),
         Column("images", tuple(number_cell(len(a.certified)) for _, a in found)),
-        Column("mean certified", tuple(mean_cell(a.certified) for _, a in found)),
+        Column("mean certified, right or wrong", tuple(mean_cell(a.certified) for _, a in found)),
         Column("mean estimated", tuple(mean_cell(a.estimated) for _, a in found)),
         Column("Pearson", tuple(correlation_cell(a.pearson) for _, a in found)),
         Column("Spearman", tuple(correlation_cell(a.spearman) for _, a in found)),

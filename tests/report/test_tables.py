@@ -135,6 +135,16 @@ def test_no_estimate_is_called_certified(made: Made) -> None:
     assert not any("estimated" in c.title for c in columns(*made))
 
 
+def test_the_mean_beside_estimates_is_not_taken_for_the_acr(made: Made) -> None:
+    rows = draw_rows(1, 0.25)
+    _, _, (table, note) = tables(*made)
+    (mean,) = (c for c in table if c.title == "mean certified, right or wrong")
+    assert mean.cells[0].text == f"{round(sum(r['radius'] for r in rows) / len(rows), 3):g}"
+    acr = sum(r["radius"] * r["correct"] for r in rows) / len(rows)
+    assert mean.cells[0].value != pytest.approx(acr, abs=1e-3)
+    assert "counts as 0 in the ACR" in note
+
+
 def test_an_estimator_without_one_finite_radius_has_no_mean(tmp_path: Path) -> None:
     log = make_run(tmp_path / "dead")
     add_estimates(log, {"shared": {r["idx"]: math.inf for r in draw_rows(1, 0.25)}})
