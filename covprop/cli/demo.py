@@ -1,5 +1,6 @@
 """`covprop demo`: the whole way on embedded data, from training to the report."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -38,15 +39,25 @@ def demo(
     from covprop.cli.train import train
 
     start = time.perf_counter()
+    length = ["--epochs", epochs] if epochs else []
+    number = ["--max", most] if most is not None else []
     for recipe in RECIPES:
         run = out / recipe.rpartition("/")[2]
-        typer.secho(f"\ncovprop train {recipe}", bold=True)
+        typer.echo()
+        _show("train", recipe, *length, "--out", run)
         train(recipe, epochs=epochs, out=run)
-        typer.secho(f"covprop certify {run} --n {n}", bold=True)
+        _show("certify", run, "--n", n, *number)
         certify(run, n=n, most=most)
-        typer.secho(f"covprop estimate {run}", bold=True)
+        _show("estimate", run, *number)
         estimate(run, most=most)
     folder = out / "report"
-    typer.secho(f"\ncovprop report {out} --out {folder}\n", bold=True)
+    typer.echo()
+    _show("report", out, "--out", folder)
+    typer.echo()
     report([out], None, folder)
     typer.echo(f"\nDone in {time.perf_counter() - start:.0f} s. Open {folder / 'report.html'}")
+
+
+def _show(*words: object) -> None:
+    """The command that comes next, to be run by hand as it stands."""
+    typer.secho(shlex.join(["covprop", *map(str, words)]), bold=True)

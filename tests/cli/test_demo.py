@@ -37,6 +37,18 @@ def test_demo_trains_certifies_and_names_the_report(demo: tuple[Path, str]) -> N
     assert f"Open {page}" in text
 
 
+def test_demo_shows_the_commands_it_runs(demo: tuple[Path, str]) -> None:
+    out, text = demo
+    run = out / "macer-0.25"
+    for command in (
+        f"train digits/macer-0.25 --epochs 1 --out {run}",
+        f"certify {run} --n 200 --max 6",
+        f"estimate {run} --max 6",
+        f"report {out} --out {out / 'report'}",
+    ):
+        assert f"covprop {command}" in text.splitlines()
+
+
 def test_demo_goes_on_where_it_was(demo: tuple[Path, str]) -> None:
     out, _ = demo
     weights = (out / "gaussian-0.25" / "model.safetensors").read_bytes()
