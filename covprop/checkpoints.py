@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from covprop.errors import CovpropError, InvalidInput
+from covprop.errors import CovpropError, InvalidInput, install
 from covprop.files import write
 from covprop.models import Normalize, build
 from covprop.train.checkpoint import save_weights
@@ -224,7 +224,7 @@ def _onnx(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError:
         raise CovpropError(
-            "ONNX export needs two more packages; install them with: pip install 'covprop[onnx]'."
+            f"ONNX export needs two more packages; install them with {install('onnx')}."
         ) from None
     batch = torch.export.Dim("batch")
     with warnings.catch_warnings():

@@ -18,6 +18,16 @@ class InvalidInput(CovpropError, ValueError):
     """An argument, a file or a tensor is not what the operation needs."""
 
 
+def install(extra: str) -> str:
+    """How one of the optional packages gets here; covprop itself is on no index.
+
+    Example:
+        >>> install("onnx")
+        "pip install '.[onnx]' in the folder of covprop's sources"
+    """
+    return f"pip install '.[{extra}]' in the folder of covprop's sources"
+
+
 def first_line(error: BaseException) -> str:
     """What an error of others says, cut to a line; its type where it says nothing.
 

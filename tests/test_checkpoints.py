@@ -228,7 +228,7 @@ def test_onnx_without_its_packages_says_how_to_get_them(
     net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(CovpropError, match=r"pip install 'covprop\[onnx\]'"):
+    with pytest.raises(CovpropError, match=r"pip install '\.\[onnx\]'"):
         checkpoints.export(
             net, tmp_path / "x.onnx", to="onnx", arch="cifar_resnet20", image_shape=(3, 32, 32)
         )

@@ -1,4 +1,4 @@
-"""A comparison with the package cleanlab (`pip install "covprop[cleanlab]"`).
+"""A comparison with the package cleanlab, which is installed apart.
 
 The list in a run's suspects.csv has cleanlab's columns: `pandas.read_csv(file, index_col=0)` is a
 table of label issues.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from covprop.errors import CovpropError
+from covprop.errors import CovpropError, install
 from covprop.noisy.rate import Floats, Integers
 from covprop.noisy.suspects import Suspects
 
@@ -19,7 +19,7 @@ def require() -> None:
         import cleanlab.filter  # noqa: F401
     except ImportError as error:
         raise CovpropError(
-            'This needs the package cleanlab; install it with pip install "covprop[cleanlab]".'
+            f"This needs the package cleanlab; install it with {install('cleanlab')}."
         ) from error
 
 

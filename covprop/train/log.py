@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.table import Column
 
 from covprop import files
-from covprop.errors import CovpropError
+from covprop.errors import CovpropError, install
 
 Row = dict[str, int | float | None]
 PLAIN_EVERY = 30.0
@@ -158,8 +158,8 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise CovpropError(
-                "train.tensorboard needs the package tensorboard; "
-                'install it with pip install "covprop[tensorboard]", or set it to false.'
+                "train.tensorboard needs the package tensorboard; install it with "
+                f"{install('tensorboard')}, or set it to false."
             ) from error
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_after + 1)
 

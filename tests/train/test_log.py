@@ -110,7 +110,7 @@ def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(CovpropError, match=r"covprop\[tensorboard\]"):
+    with pytest.raises(CovpropError, match=r"pip install '\.\[tensorboard\]'"):
         Board(tmp_path, 0)
 
 
