@@ -130,7 +130,6 @@ class Log:
         step = done - epoch * self.steps
         if now - self.last < PLAIN_EVERY or step == self.steps:  # whose end has a line of its own
             return
-        self.last = now
         since, before = self.first
         text = f"epoch {epoch + 1} of {self.epochs}, step {step} of {self.steps}: "
         text += f"loss {row['loss']:.4f}, {row['images_per_second']:.0f} images/s"
@@ -141,6 +140,7 @@ class Log:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self.last = time.monotonic()
         if self.console is not None:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 

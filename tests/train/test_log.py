@@ -98,6 +98,10 @@ def test_a_long_epoch_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{epoch} 5 of 10: {shown}, 4 min left",  # 31 s for 3 steps, 25 are left
         f"{epoch} 9 of 10: {shown}, 3 min left",
     ]
+    log.say("epoch 2: over")  # so that an epoch of less than 30 s has no line within
+    now[0] = 160
+    log.step(25, 2, ROW)
+    assert out.getvalue().endswith("epoch 2: over\n")
 
 
 def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
