@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covprop.errors import CovpropError
 from covprop.report.cells import duration
 from covprop.report.read import read
 from covprop.report.seeds import Group, by_recipe
@@ -99,9 +100,13 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
     With `also`, a run that was certified in several ways is there once for each of them.
     """
     folder = results / wave
-    if not any(folder.glob("*/certify_*.tsv")):
+    expected = len(list(folder.glob("*/certify_*.tsv")))
+    if not expected:
         return []
-    _, summaries = summarize(read([folder])[0])
+    certifications, warnings = read([folder])
+    if len(certifications) != expected:  # one that is left out would be missed by nobody
+        raise CovpropError(" ".join(warnings))
+    _, summaries = summarize(certifications)
     timing = alone_seconds(results, wave)
     found = []
     for group in by_recipe(summaries):

@@ -216,10 +216,10 @@ def _estimates(
     estimated = path.with_name(f"{stem if found else ''}estimated.tsv")
     made = read_json(estimated.with_suffix(".json"))
     known = meta if sigma is None else meta | {"sigma": sigma}
-    for key in ("sigma", "data", "split", "images", "weights"):
+    hashes = {"images": "images", "weights": "weights", "model_code": "code of its model"}
+    for key in ("sigma", "data", "split", *hashes):
         if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):
-            hashed = key in ("images", "weights")
-            what = f"other {key}" if hashed else f"{key} = {made[key]}"
+            what = f"other {hashes[key]}" if key in hashes else f"{key} = {made[key]}"
             return {}, [f"{estimated} is for {what} and was not compared with {path.name}."]
     if made:
         return read_estimates(estimated, rows)

@@ -101,6 +101,18 @@ def test_estimates_are_for_the_sigma_of_training_only(tmp_path: Path) -> None:
     assert "σ = 0.25" in warnings[0]
 
 
+def test_estimates_of_another_code_are_not_compared(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "a")
+    add_estimates(log, {"shared": {0: 0.1}})
+    made = log.with_name("estimated.json")
+    for code, expected in (("1", ["shared"]), ("2", [])):
+        log.with_suffix(".json").write_text('{"sigma": 0.25, "model_code": "1"}')
+        made.write_text(f'{{"sigma": 0.25, "model_code": "{code}"}}')
+        certifications, warnings = read([tmp_path / "a"])
+        assert list(certifications[0].estimates) == expected
+    assert "is for other code of its model and was not compared" in warnings[0]
+
+
 def test_nan_outcomes_are_mentioned(tmp_path: Path) -> None:
     log = make_run(tmp_path / "a")
     journal = log.with_suffix(".rows.jsonl")
