@@ -93,8 +93,12 @@ def against_label(mean: Tensor, labels: Tensor) -> TopTwo:
     check_classes(mean)
     check_labels(mean, labels)
     labels = labels.long()
-    others = mean.detach().scatter(1, labels[:, None], -torch.inf)
-    return TopTwo(labels, others.argmax(1))
+    return TopTwo(labels, largest_other(mean, labels))
+
+
+def largest_other(mean: Tensor, classes: Tensor) -> Tensor:
+    """Of each row of mean [b, k] the largest class but the one given: [b]."""
+    return mean.detach().scatter(1, classes[:, None], -torch.inf).argmax(1)
 
 
 def gap_between(mean: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
 from covprop.propagate.inputs import check_samples
-from covprop.radius import gap_between, top_two
+from covprop.radius import TopTwo, gap_between, largest_other, top_two
 
 
 class Linearization(NamedTuple):
@@ -29,10 +29,11 @@ class Linearization(NamedTuple):
 def linearize(
     model: nn.Module, points: Tensor, sigma: float, copies: int = 1, create_graph: bool = False
 ) -> Linearization:
-    """Linearise the top-two margin at every point.
+    """Linearise the margin of an image's top class over the largest other one at every point.
 
     Args:
-        copies: how many points in a row belong to one image; they share its top two classes.
+        copies: how many points in a row belong to one image; they share its top class, and each
+            has the runner-up that is the largest there: the class has to win against all.
         create_graph: keep the graph of logits, gap and variance, to train on them.
     """
     with torch.enable_grad():
@@ -41,14 +42,19 @@ def linearize(
         attention = sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext()
         with Pullback() as pullback, attention:
             logits = checked_logits(model, at)
-        top, runner_up = top_two(logits.unflatten(0, (-1, copies)).mean(1))
-        pair = torch.stack([top, runner_up], 1).repeat_interleave(copies, dim=0)
-        gap = gap_between(widened(logits), *pair.unbind(1))
+        top = top_two_of_mean(logits, copies).top.repeat_interleave(copies)
+        runner_up = largest_other(logits, top)
+        gap = gap_between(widened(logits), top, runner_up)
         slope = pullback(gap, at, create_graph)
         var = sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
     if not create_graph:
         logits, gap = logits.detach(), gap.detach()
-    return Linearization(logits, gap, var, pair[:, 0], pair[:, 1])
+    return Linearization(logits, gap, var, top, runner_up)
+
+
+def top_two_of_mean(logits: Tensor, copies: int) -> TopTwo:
+    """The two classes of largest mean over the copies of each image."""
+    return top_two(logits.unflatten(0, (-1, copies)).mean(1))
 
 
 def linearized(
@@ -58,8 +64,8 @@ def linearized(
 
     Args:
         samples: 0 takes the gradient at the clean image. k > 0 takes it at k noisy points and
-            averages margin and squared norm: better at large σ, where the clean gradient says
-            too little.
+            averages squared norm and margin, that over the largest other class at each: better at
+            large σ, where the clean gradient says too little.
         create_graph: keep the graph, to train on the radius.
 
     In training mode a batch norm normalises by the batch's statistics; an image's gradient takes
@@ -72,4 +78,4 @@ def linearized(
         points = points + sigma * torch.randn_like(points)
     found = linearize(model, points, sigma, copies, create_graph)
     mean, var = (value.unflatten(0, (-1, copies)).mean(1) for value in (found.gap, found.var))
-    return margin_of(mean, var, sigma, found.top[::copies], found.runner_up[::copies])
+    return margin_of(mean, var, sigma, *top_two_of_mean(found.logits, copies))

@@ -28,17 +28,25 @@ def by_hand(model: nn.Module, point: Tensor, a: int, b: int) -> tuple[float, flo
     return gap.item(), at.grad.square().sum().item()
 
 
-def test_copies_share_the_top_two_of_their_mean() -> None:
+def others_best(logits: Tensor, a: int) -> int:
+    """The class that a has to win against at one point."""
+    return max((b for b in range(len(logits)) if b != a), key=lambda b: float(logits[b]))
+
+
+def test_copies_share_the_top_class_of_their_mean_and_have_their_own_runner_up() -> None:
     model, at = net(), points(6)
     found = linearize(model, at, 0.5, copies=COPIES)
     own = model(at).argmax(1).view(6, COPIES)
     assert (own != own[:, :1]).any()  # the first copy, or each for itself, would be another answer
+    assert len(set(found.runner_up[:COPIES].tolist())) > 1
     for i in range(6):
         rows = slice(i * COPIES, (i + 1) * COPIES)
-        a, b = model(at[rows]).mean(0).topk(2).indices.tolist()
+        logits = model(at[rows]).detach()
+        a = int(logits.mean(0).argmax())
+        runner_ups = [others_best(row, a) for row in logits]
         assert found.top[rows].tolist() == [a] * COPIES
-        assert found.runner_up[rows].tolist() == [b] * COPIES
-        for j in range(rows.start, rows.stop):
+        assert found.runner_up[rows].tolist() == runner_ups
+        for j, b in zip(range(rows.start, rows.stop), runner_ups, strict=True):
             gap, square = by_hand(model, at[j], a, b)
             assert found.gap[j].item() == pytest.approx(gap, rel=1e-9)
             assert found.var[j].item() == pytest.approx(0.25 * square, rel=1e-9)
@@ -55,7 +63,7 @@ def test_noisy_points_are_averaged_image_by_image() -> None:
     for i in range(5):
         copies = at[i * COPIES : (i + 1) * COPIES]
         a, b = model(copies).mean(0).topk(2).indices.tolist()
-        each = [by_hand(model, point, a, b) for point in copies]
+        each = [by_hand(model, p, a, others_best(model(p[None])[0].detach(), a)) for p in copies]
         mean = sum(gap for gap, _ in each) / COPIES
         var = sigma**2 * sum(square for _, square in each) / COPIES
         assert (found.top[i].item(), found.runner_up[i].item()) == (a, b)
@@ -130,3 +138,20 @@ def test_a_network_with_attention_trains_on_its_radius() -> None:
     torch.testing.assert_close(
         (weight.grad * step).sum(), (ends[0] - ends[1]) / 2, rtol=1e-5, atol=0
     )
+
+
+def test_the_radius_is_that_of_winning_against_all_classes() -> None:
+    """Two others that are in the way alternately: neither alone tells how often the class wins."""
+
+    class Alternating(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            u = x.flatten(1)[:, :1]
+            return torch.cat([torch.ones_like(u), 2 * u, -2 * u], 1)
+
+    x = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    torch.manual_seed(0)
+    found = margin(Alternating(), x, 0.5, samples=20_000, value_range=None)
+    # 1 − 2|u| with u ~ N(0, ½²): mean 1 − 2 σ √(2/π), and a slope of 2 everywhere.
+    assert found.mean.item() == pytest.approx(1 - (2 / torch.pi) ** 0.5, abs=0.02)
+    assert found.var.item() == pytest.approx(1.0)
+    assert found.top.item() == 0
