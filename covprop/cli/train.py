@@ -80,11 +80,12 @@ def train(
     covprop train my.toml --set model=my_net.py:build      an own model
     covprop train my.toml --set data=photos.npz            own data
     covprop train my.toml --set train.fast=false           no CUDA graph, no compiler
-    torchrun --nproc-per-node=8 -m covprop train imagenet/radius-0.50
+    torchrun --nproc-per-node=8 -m -- covprop train imagenet/radius-0.50
 
     The run folder gets config.toml (every value, defaults included; itself a recipe),
     metrics.jsonl (a row an epoch), model.safetensors (the weights) and state.pt (to go on).
-    Killed or stopped at any moment, the same command goes on exactly where it was.
+    Stopped or killed at any moment, the same command goes on and ends with the same weights;
+    after a kill it trains again what came since the last checkpoint.
     """
     from covprop.device import is_first
 
