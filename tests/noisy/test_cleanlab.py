@@ -54,5 +54,5 @@ def test_the_comparison_is_cleanlab_s_own_result() -> None:
 @pytest.mark.skipif(pandas is not None, reason="cleanlab is installed")
 def test_without_cleanlab_it_says_what_to_install() -> None:
     found, p = example()
-    with pytest.raises(CovpropError, match=r"pip install \"covprop\[cleanlab\]\""):
+    with pytest.raises(CovpropError, match=r"pip install '\.\[cleanlab\]' in the folder"):
         bridge.compare(found, p)

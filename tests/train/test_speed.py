@@ -140,7 +140,7 @@ def test_the_run_says_so(tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loop, "speed_of", lambda *_: Speed(False, False, False, "Steps are plain."))
     said = StringIO()
     train(tiny(epochs=1), tmp_path, console=Console(file=said, width=200))
-    assert said.getvalue().splitlines()[0] == "Steps are plain."
+    assert said.getvalue().splitlines()[1] == "Steps are plain."  # after what is trained
 
 
 def test_a_compiler_that_fails_is_left_aside_where_nobody_asked_for_it(
