@@ -56,6 +56,7 @@ class Log(Generic[AnyRow]):
             self.main_path if self.alone else path.with_suffix(f".rank{rank}.rows.jsonl")
         )
         self.done: dict[int, AnyRow] = {}
+        self.unknown: list[str] = []  # of LATER, what the log that is there does not say
         self.files = ExitStack()
 
     def __enter__(self) -> "Log[AnyRow]":
@@ -85,6 +86,7 @@ class Log(Generic[AnyRow]):
 
         Not to be called by one of several processes: others may have begun already.
         """
+        self._check_header()
         places = (self.path, self.meta_path, self.main_path, *self._parts())
         number = 1
         while any(_old(place, number).exists() for place in places):
@@ -159,7 +161,8 @@ class Log(Generic[AnyRow]):
             part.unlink(missing_ok=True)
 
     def _write_meta(self, **more: int) -> None:
-        text = json.dumps({**self.settings, **more}, indent=1) + "\n"
+        kept = {key: value for key, value in self.settings.items() if key not in self.unknown}
+        text = json.dumps({**kept, **more}, indent=1) + "\n"
         write(self.meta_path, text.encode())
 
     def _tsv_text(self) -> str:
@@ -178,8 +181,9 @@ class Log(Generic[AnyRow]):
                 f"with, is missing; {REMEDY}"
             )
         found = _read_meta(meta)
+        self.unknown = [key for key in LATER if key not in found]
         for key in [*self.settings, *found]:
-            if key in NOTES or (key in LATER and key not in found):
+            if key in NOTES or key in self.unknown:
                 continue
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(
@@ -187,8 +191,8 @@ class Log(Generic[AnyRow]):
                     f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; {REMEDY}"
                 )
 
-    def _check_tsv(self) -> None:
-        """Refuse a TSV that holds rows no journal knows: writing over it would lose them."""
+    def _check_header(self) -> None:
+        """Refuse a file that is no log."""
         text = _text(self.path)
         lines = _complete_lines(text)
         header = self.kind.HEADER
@@ -197,6 +201,11 @@ class Log(Generic[AnyRow]):
                 f"{self.path} is not a certification log: its first line should read "
                 f"{header.split()}, separated by tabs; choose another file with --out."
             )
+
+    def _check_tsv(self) -> None:
+        """Refuse a TSV that holds rows no journal knows: writing over it would lose them."""
+        self._check_header()
+        lines = _complete_lines(_text(self.path))
         known = {row.tsv() for row in self._read_all().values()}
         strange = [line for line in lines[1:] if line not in known]
         if strange:

@@ -160,13 +160,12 @@ def _check_samples(n: int, alpha: float, sigma: float, *, soft: bool) -> None:
     from covprop.cli.subject import warn
     from covprop.errors import InvalidInput
 
-    message = sample_warning(n, alpha, sigma, soft=soft)
-    if message and n < (fewest := fewest_samples(alpha, soft=soft)):
+    if n < (fewest := fewest_samples(alpha, soft=soft)):
         raise InvalidInput(
             f"with --n {n} every image abstains at alpha = {alpha:g}, even if all samples agree; "
             f"{fewest} is the smallest --n that can certify."
         )
-    if message:
+    if message := sample_warning(n, alpha, sigma, soft=soft):
         warn(message)
 
 
@@ -177,8 +176,8 @@ def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
     if epochs is None or epochs[0] >= epochs[1]:
         return {}
     warn(
-        f"{epochs[0]} of {epochs[1]} epochs are trained; the log is of the model as it is now, and "
-        "once that is trained further it takes --restart to certify it."
+        f"no more than {epochs[0]} of {epochs[1]} epochs are trained; the log is of the model as "
+        "it is now, and once that is trained further it takes --restart to certify it."
     )
     return {"epochs": epochs[0], "epochs_planned": epochs[1]}
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SAMPLED = ("calibrated", "linearized", "sampled")
 DEFAULT = ("shared", "calibrated", "linearized:4")
+ESTIMATORS = 2
+"""Goes up when a name comes to mean another estimate, so that two of them do not join in a file."""
 
 
 def estimate(
@@ -72,7 +74,7 @@ def estimate(
     path = subject.folder / f"{subject.stem}estimated.tsv"
     facts = path.with_suffix(".json")
     _check_writable(path)
-    settings = subject.settings(split, images, sigma=level)
+    settings = subject.settings(split, images, sigma=level, estimators=ESTIMATORS)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
     for name in estimator or DEFAULT:

@@ -41,7 +41,7 @@ Epochs = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Another length: milestones, from_epoch and warm-up come in proportion, which "
+        help="Another length: milestones, from_epoch and other phases come in proportion, which "
         "--set train.epochs leaves where they are.",
         show_default=False,
     ),

@@ -14,7 +14,11 @@ from covprop.radius import gap_between, margin_variance, ratio, top_two
 
 
 class Margin(NamedTuple):
-    """The margin u_top − u_runner_up of each image under the noise; all fields are [b]."""
+    """The margin u_top − u_runner_up of each image under the noise; all fields are [b].
+
+    `linearized` at noisy points takes the largest other class at each of them for the runner-up,
+    so that its mean may be negative: the class of largest mean then loses more than it wins.
+    """
 
     mean: Tensor
     var: Tensor

@@ -22,6 +22,11 @@ NOT_REAL = (
     "it makes truth values, whole or complex numbers of a noisy value",
     "write it as an activation (x * (x > 0) is relu), or give the block a rule (covprop.rule)",
 )
+MADE = {
+    *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
+}
+"""What takes type and place of a tensor, and none of its values."""
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
@@ -35,6 +40,7 @@ class Look(nn.Module):
         self.done: list[Step] = []
         self.values: list[Any] = []
         self.covs: list[Tensor | None] = []
+        self.guessed = False  # whether the last value has a shape that nobody computed
 
     def forward(self, x: Tensor) -> None:
         values, covs = self.values, self.covs
@@ -49,8 +55,9 @@ class Look(nn.Module):
 
     def look(self, step: Step, values: list[Any]) -> Any:
         """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
-        tensors cannot (branch on its data); it is then taken to keep its input's shape."""
-        target = step.target
+        tensors cannot (branch on its data); it is then taken to keep its input's shape, but for
+        the channels, which its rule tells."""
+        target, self.guessed = step.target, False
         try:
             if not isinstance(target, nn.Module):
                 return step.run(values)
@@ -64,6 +71,7 @@ class Look(nn.Module):
             own = isinstance(step.target, nn.Module) and has_rule(step.target)
             if not (own and "meta tensor" in str(error)):
                 raise
+            self.guessed = True
             return torch.empty_like(values[refs(step.args)[0]])
 
     def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
@@ -84,7 +92,7 @@ class Look(nn.Module):
         used = refs((step.args, step.kwargs))
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
-        if not random or not carries_noise(value):
+        if not random or step.operation in MADE or not carries_noise(value):
             fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
             return replace(step, fixed=fixed), None
         operation = step.operation
@@ -102,15 +110,21 @@ class Look(nn.Module):
         try:
             if isinstance(value, Tensor) and not value.is_floating_point():
                 raise Unsupported(*NOT_REAL)
+            if "out" in step.kwargs:
+                raise Unsupported("it writes into the tensor given as out=", "use what it returns")
             if step.rule is None:
                 raise Unsupported(*explain(operation))
+            rule = step.rule.cov.__name__
             cov = self.apply_rule(step, covs, values)
             if not keeps_batch(value, values[0]):
                 raise Unsupported("its output does not keep the batch in dimension 0",
                                   "keep one row an image")  # fmt: skip
+            if self.guessed and len(cov) != len(covs[random[0]]):  # type: ignore[arg-type]
+                value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
+                step = replace(step, out_shape=_shape(value))
             if step.out_shape and step.out_shape[0] % len(cov) and not self.faults:
                 raise UnsupportedModel(
-                    f"the rule {step.rule.cov.__name__} of {step.name} returned a covariance of "
+                    f"the rule {rule} of {step.name} returned a covariance of "
                     f"{len(cov)} channels for an output of {step.out_shape[0]}."
                 )
             return replace(step, channels=len(cov)), cov

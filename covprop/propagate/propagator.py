@@ -52,8 +52,8 @@ def check_same_steps(one: Plan, other: Plan) -> None:
     steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
     if steps[0] != steps[1]:
         raise UnsupportedModel(
-            'calibrated=True and r_max="estimated" need a forward that runs the same layers in '
-            "training and in evaluation; this one asks self.training for other ones."
+            "calibrated=True needs a forward that runs the same layers in training and in "
+            "evaluation; this one asks self.training for other ones."
         )
 
 
@@ -110,9 +110,8 @@ class Propagator(nn.Module):
         self._frozen: tuple[list[Tensor | None], Tensor] | None = None
         self._parts: dict[bool, Parts] | None = None
         self._measured = False  # host-side copy of calibrations > 0
-        if calibrated or settings.r_max == "estimated":
-            check_same_steps(*self.plans.values())
         if calibrated:
+            check_same_steps(*self.plans.values())
             device = next(model.parameters(), torch.empty(0)).device
             self.register_buffer("calibrations", torch.tensor(0, device=device))
             for slot, step in enumerate(self.plan.steps, start=1):
@@ -209,14 +208,16 @@ class Propagator(nn.Module):
         it by itself on the batch it is given.
         """
         check_images(x, self.input_shape, self.model)
-        found = measure(self.plans[False], self.model, x, self.sigma, samples)
-        between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
         self.r_max = {}
-        for slot in found:  # of a layer that is used twice, the larger one
-            step = self.plan.steps[slot - 1]
-            slots = step.random if self.settings.multi_block else (slot,)
-            seen = [between[slot] for slot in slots]
-            self.r_max[step.name] = max(self.r_max.get(step.name, 0.0), *seen)
+        for plan in {id(plan): plan for plan in self.plans.values()}.values():
+            found = measure(plan, self.model, x, self.sigma, samples)
+            between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
+            for slot in found:  # of a layer that is used twice, the larger one
+                step = plan.steps[slot - 1]
+                seen = [
+                    between[at] for at in (step.random if self.settings.multi_block else [slot])
+                ]
+                self.r_max[step.name] = max(self.r_max.get(step.name, 0.0), *seen)
         return self.r_max
 
     @torch.no_grad()

@@ -140,11 +140,20 @@ def multiple_of_one(
     return operands[0], 1 + sign * alpha
 
 
-def only_asserted(graph: fx.Graph) -> set[fx.Node]:
-    """Assertions, and what is computed for nothing else: no value of the network."""
+def writes(node: fx.Node) -> bool:
+    """Whether a node may change a value that others read; a module may keep statistics."""
+    if node.op == "call_module" or node.target in OUT_OF_PLACE or node.target is operator.setitem:
+        return True
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    return name.endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace") is True
+
+
+def unused(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that lead to no output: assertions, statistics that nobody reads."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node.target is torch._assert or (node.users and found.issuperset(node.users)):
+        kept = node.op in ("placeholder", "output") or writes(node)
+        if not kept and found.issuperset(node.users):
             found.add(node)
     return found
 
@@ -157,7 +166,7 @@ def flatten_graph(
     slots: dict[fx.Node, int] = {}
     steps: list[Step] = []
     output = 0
-    asserted = only_asserted(graph)
+    needless = unused(graph)
 
     def convert(arg: Any) -> Any:
         refer: Any = lambda node: Ref(slots[node])  # noqa: E731  (map_arg's type is narrower)
@@ -167,7 +176,7 @@ def flatten_graph(
         if node.op == "placeholder" and not slots:
             slots[node] = 0
             continue
-        if node in asserted:
+        if node in needless:
             continue
         if node.op == "output":
             output = slots.get(node.args[0], -1) if isinstance(node.args[0], fx.Node) else -1

@@ -8,11 +8,11 @@ from covprop.errors import InvalidInput
 from covprop.train.recipe import Recipe, load
 
 IN_EPOCHS = {
-    "method": ("from_epoch", "warmup", "ramp"),
+    "method": ("from_epoch", "warmup"),
     "weighting": ("from_epoch",),
 }
 """Options that are numbers of epochs, besides the trainer's own."""
-NOT_ZERO = ("pretrain", "refresh", "layer")
+NOT_ZERO = ("ramp", "pretrain", "refresh", "layer")
 """Those of a noisy method that stay at least one epoch: 0 would be another method, or none."""
 
 

@@ -143,6 +143,10 @@ def test_notes_and_what_earlier_versions_did_not_keep_are_no_other_settings(path
     with Log(path, {**SETTINGS, "model_code": "ab" * 32, "epochs": 3, "epochs_planned": 9}, Row):
         pass
     assert json.loads(path.with_suffix(".json").read_text()) == SETTINGS
+    log = Log(path, {**SETTINGS, "model_code": "ab" * 32, "skip_wrong": None}, Row)
+    with log:
+        log._write_meta()  # rows from before are of a code that nobody knows
+    assert "model_code" not in json.loads(path.with_suffix(".json").read_text())
     with Log(path.with_stem("other"), {**SETTINGS, "model_code": "ab" * 32}, Row):
         pass
     for other in (SETTINGS, {**SETTINGS, "model_code": "cd" * 32}):
@@ -299,3 +303,12 @@ def test_a_log_is_set_aside_whole_and_never_over_another(path: Path) -> None:
         other.set_aside()
         for left in path.parent.glob(f"*.old-{number + 1}"):
             left.unlink()
+
+
+def test_what_is_no_log_is_not_set_aside(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("name\tprice\n")
+    path.with_suffix(".json").write_text("{}")
+    with pytest.raises(InvalidInput, match="is not a certification log"):
+        Log(path, SETTINGS, Row).set_aside()
+    assert {p.name for p in path.parent.iterdir()} == {path.name, path.with_suffix(".json").name}

@@ -32,7 +32,7 @@ def test_a_run_of_another_length(cli: Cli, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert "epoch 3:" in out
     config = Run(tmp_path / "run").config
-    assert (config["train"]["epochs"], config["method"]["ramp"]) == (3, 0)
+    assert (config["train"]["epochs"], config["method"]["ramp"]) == (3, 1)
 
 
 def test_own_data_and_own_labels(cli: Cli, tmp_path: Path) -> None:

@@ -45,13 +45,75 @@ def test_what_is_decided_by_noise_is_noisy_whatever_its_type(
         covprop.ibp(model, torch.zeros(1, 1, 2, 2), 0.3)
 
 
-def test_what_is_only_asserted_is_no_value_of_the_network() -> None:
+def test_what_leads_to_no_output_is_no_value_of_the_network() -> None:
     def asserting(h: Tensor) -> Tensor:
         torch._assert((h < 100).all(), "too large")
         torch._assert(h.shape[1] == 3, "not three")
+        h.argmax(1)
         return 2 * h
 
     check(After(asserting), input_shape=(1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [lambda h: h.mul_(10), lambda h: torch.mul(h, 10, out=h), lambda h: F.relu(h, inplace=True)],
+    ids=["method", "out", "inplace"],
+)
+def test_what_is_written_counts_whoever_reads_the_answer(
+    scale: Callable[[Tensor], Tensor],
+) -> None:
+    """In place, so that the value is another one although its result is only asserted."""
+
+    def writing(h: Tensor) -> Tensor:
+        h = h + 0.5
+        torch._assert(scale(h).dim() == 2, "no vectors")
+        return h
+
+    model = After(writing)
+    x = torch.rand(2, 1, 2, 2)
+    try:
+        found = covprop.margin(model, x, 0.1, "dense")
+    except UnsupportedModel:
+        return  # refused is right as well, passed over is not
+    sampled = covprop.margin(model, x, 0.1, "sampled", samples=4000)
+    torch.testing.assert_close(found.mean, sampled.mean, rtol=0.1, atol=0.05)
+    torch.testing.assert_close(found.var, sampled.var, rtol=0.2, atol=1e-4)
+
+
+def test_tensors_made_like_a_noisy_one_are_constants() -> None:
+    table = nn.Embedding(5, 3)
+
+    def constant(h: Tensor) -> Tensor:
+        return h + table(h.new_zeros(1, dtype=torch.long)) + torch.ones_like(h)
+
+    model = After(constant)
+    model.table = table
+    x = torch.rand(2, 1, 2, 2)
+    with torch.no_grad():
+        out = covprop.Propagator(model, 0.25, (1, 2, 2))(x)
+        torch.testing.assert_close(out.mean, model(x))
+        expected = 0.0625 * model.first.weight @ model.first.weight.T
+    torch.testing.assert_close(out.cov, expected)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_a_rule_tells_the_channels_of_a_layer_that_meta_tensors_cannot_run(classes: int) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(classes, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T if x.sum() > -1e9 else x
+
+    @covprop.rule(Branching)
+    def matrix(layer: Branching, cov: Tensor, settings: covprop.Settings) -> Tensor:
+        return layer.weight @ cov @ layer.weight.T
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), Branching())
+    out = covprop.Propagator(model, 0.25, (4, 1, 1))(torch.rand(3, 4, 1, 1))
+    assert (out.mean.shape, out.cov.shape) == ((3, classes), (classes, classes))
 
 
 def test_a_rule_whose_covariance_does_not_fit_its_output_is_named() -> None:

@@ -50,6 +50,33 @@ def test_for_several_blocks_the_pixels_that_are_summed_are_measured() -> None:
     torch.testing.assert_close(cov, 0.25 * torch.eye(2, dtype=torch.float64))
 
 
+def test_r_max_is_measured_of_the_layers_of_both_modes() -> None:
+    class Model(nn.Module):
+        """Neighbours are correlated after the box alone, which stands after a layer of one mode."""
+
+        def __init__(self, also_in: bool) -> None:
+            super().__init__()
+            self.also_in = also_in
+            self.point = nn.Conv2d(1, 1, 1)
+            self.box = nn.Conv2d(1, 1, 3, bias=False, padding=1, padding_mode="circular")
+            nn.init.constant_(self.box.weight, 1.0)
+            self.last = nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training is self.also_in:
+                x = self.point(x)
+            return self.last(self.box(x).flatten(1))
+
+    x = torch.rand(32, 1, 8, 8)
+    for also_in in (True, False):
+        for training in (True, False):
+            model = Model(also_in).train(training)
+            prop = Propagator(model, 0.5, (1, 8, 8), PAPER.but(r_max="estimated"))
+            found = prop.measure_r_max(x)
+            assert found["box"] == pytest.approx(2 / 3, abs=0.05)
+            assert found["point"] < 0.05
+
+
 def test_a_layer_used_twice_has_the_larger_r_max() -> None:
     class Twice(nn.Module):
         """The point-wise layer sees neighbours correlated by 2/3 first, and then by 0."""
@@ -106,8 +133,6 @@ def test_calibration_refuses_other_layers_in_another_mode() -> None:
     Propagator(Model(), 0.5, (4, 1, 1))
     with pytest.raises(UnsupportedModel, match="in training and in evaluation"):
         Propagator(Model(), 0.5, (4, 1, 1), calibrated=True)
-    with pytest.raises(UnsupportedModel, match="in training and in evaluation"):
-        Propagator(Model(), 0.5, (4, 1, 1), PAPER.but(r_max="estimated"))
 
 
 def test_dropout_as_a_function_is_off_while_noise_is_measured() -> None:

@@ -72,6 +72,17 @@ def test_parts_equal_the_whole(number: int) -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
 
 
+def test_parts_too_give_a_covariance_over_classes() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.Flatten())
+    prop = Propagator(model, 0.25, (1, 4, 4))
+    x = torch.rand(2, 1, 4, 4)
+    torch.compiler.reset()
+    parts = Parts(prop.plan, torch.device("cpu"), backend="aot_eager")
+    out = parts(x, prop._input_cov(x), prop.settings)
+    torch.testing.assert_close(out.cov, prop(x).cov)
+    assert out.cov.shape == (8, 8)
+
+
 def test_compile_on_the_cpu_is_torchs_own() -> None:
     model, shape = networks()[2]
     prop = Propagator(model, 0.25, shape)

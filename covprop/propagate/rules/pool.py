@@ -58,7 +58,8 @@ ADAPTIVE: dict[Any, int] = {
 
 def check_dimensions(layer: Layer, shape: tuple, pools: dict[Any, int]) -> None:
     """With fewer dimensions than pixels have, a pool averages over channels or images too."""
-    wanted = pools[layer.function if isinstance(layer, Call) else kind(layer)]
+    kinds = (layer.function,) if isinstance(layer, Call) else kind(layer).__mro__
+    wanted = next(pools[one] for one in kinds if one in pools)
     if len(shape) - 1 != wanted:
         raise Unsupported(
             f"it averages over {wanted} dimension{'s' * (wanted > 1)} of an input with "

@@ -122,3 +122,11 @@ def test_a_pool_over_more_than_pixels_is_refused(model: nn.Module) -> None:
     """Over channels or images it mixes what Σ keeps apart."""
     with pytest.raises(UnsupportedModel, match=r"averages over \d dimensions? of an input with"):
         check(model, input_shape=(4, 4, 4))
+
+
+def test_a_shipped_rule_serves_a_subclass() -> None:
+    class Own(nn.AvgPool2d):
+        pass
+
+    own = avg_pool(Own(2), torch.eye(3), EXACT, (3, 4, 4), (3, 2, 2))
+    torch.testing.assert_close(own, torch.eye(3) / 4)
