@@ -221,13 +221,17 @@ def _estimates(
         if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):
             what = f"other {hashes[key]}" if key in hashes else f"{key} = {made[key]}"
             return {}, [f"{estimated} is for {what} and was not compared with {path.name}."]
-    if made:
-        return read_estimates(estimated, rows)
-    if trained_with is None or sigma in (None, trained_with):
-        return read_estimates(estimated, rows)
-    if not estimated.is_file():
-        return {}, []
-    return {}, [f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."]
+    if not made and trained_with is not None and sigma not in (None, trained_with):
+        if not estimated.is_file():
+            return {}, []
+        return {}, [f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."]
+    estimates, notes = read_estimates(estimated, rows)
+    if "estimators" not in made:  # what linearized:4 was then
+        estimates = {
+            f"{name}, one runner-up" if name.startswith("linearized:") else name: radii
+            for name, radii in estimates.items()
+        }
+    return estimates, notes
 
 
 def _printable(text: str) -> str:
