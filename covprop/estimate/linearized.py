@@ -65,7 +65,8 @@ def linearized(
     Args:
         samples: 0 takes the gradient at the clean image. k > 0 takes it at k noisy points and
             averages squared norm and margin, that over the largest other class at each: better at
-            large σ, where the clean gradient says too little.
+            large σ, where the clean gradient says too little. Points come in pairs x ± ε, in whose
+            mean what is linear in the noise cancels.
         create_graph: keep the graph, to train on the radius.
 
     In training mode a batch norm normalises by the batch's statistics; an image's gradient takes
@@ -75,7 +76,14 @@ def linearized(
     copies = max(samples, 1)
     points = x.repeat_interleave(copies, dim=0)
     if samples:
-        points = points + sigma * torch.randn_like(points)
+        points = points + sigma * paired_noise(x, samples)
     found = linearize(model, points, sigma, copies, create_graph)
     mean, var = (value.unflatten(0, (-1, copies)).mean(1) for value in (found.gap, found.var))
     return margin_of(mean, var, sigma, *top_two_of_mean(found.logits, copies))
+
+
+def paired_noise(x: Tensor, samples: int) -> Tensor:
+    """ε, −ε, ε′, −ε′, … of deviation 1: `samples` in a row for each image of x."""
+    half = torch.randn(len(x), (samples + 1) // 2, *x.shape[1:], device=x.device, dtype=x.dtype)
+    pairs = torch.stack([half, -half], 2).flatten(1, 2)
+    return pairs[:, :samples].flatten(0, 1)

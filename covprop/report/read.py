@@ -226,9 +226,9 @@ def _estimates(
             return {}, []
         return {}, [f"{estimated} is for σ = {trained_with} and was not compared with {path.name}."]
     estimates, notes = read_estimates(estimated, rows)
-    if "estimators" not in made:  # what linearized:4 was then
+    if "estimators" not in made:  # its noise came not in pairs, nor had each point its runner-up
         estimates = {
-            f"{name}, one runner-up" if name.startswith("linearized:") else name: radii
+            f"{name} (earlier)" if name.startswith("linearized:") else name: radii
             for name, radii in estimates.items()
         }
     return estimates, notes

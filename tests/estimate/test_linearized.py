@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.estimate import margin
-from covprop.estimate.linearized import linearize, linearized
+from covprop.estimate.linearized import linearize, linearized, paired_noise
 
 COPIES = 4
 
@@ -58,8 +58,8 @@ def test_noisy_points_are_averaged_image_by_image() -> None:
     torch.manual_seed(1)
     found = linearized(model, x, sigma, samples=COPIES)
     torch.manual_seed(1)
-    at = x.repeat_interleave(COPIES, 0)
-    at = at + sigma * torch.randn_like(at)
+    noise = torch.randn(5, COPIES // 2, 1, 3, 3, dtype=torch.float64)
+    at = torch.stack([x[:, None] + sigma * noise, x[:, None] - sigma * noise], 2).flatten(0, 2)
     for i in range(5):
         copies = at[i * COPIES : (i + 1) * COPIES]
         a, b = model(copies).mean(0).topk(2).indices.tolist()
@@ -70,6 +70,19 @@ def test_noisy_points_are_averaged_image_by_image() -> None:
         assert found.mean[i].item() == pytest.approx(mean, rel=1e-9)
         assert found.var[i].item() == pytest.approx(var, rel=1e-9)
         assert found.radius[i].item() == pytest.approx(sigma * mean / var**0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+def test_noise_comes_in_pairs_that_cancel(samples: int) -> None:
+    x = torch.zeros(3, 1, 5, 5, dtype=torch.float64)
+    noise = paired_noise(x, samples).view(3, samples, 25)
+    for first in range(0, samples - 1, 2):
+        assert torch.equal(noise[:, first], -noise[:, first + 1])
+    fresh = noise[:, ::2].flatten(0, 1)
+    assert len(torch.unique(fresh, dim=0)) == len(fresh)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).double()
+    found, clean = linearized(linear, x, 0.5, samples=2), linearized(linear, x, 0.5)
+    torch.testing.assert_close(found.radius, clean.radius)  # exact for two classes that are linear
 
 
 @pytest.mark.parametrize("outer", [True, False])

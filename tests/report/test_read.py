@@ -230,6 +230,6 @@ def test_a_radius_that_its_samples_cannot_certify_is_refused(tmp_path: Path, mod
 def test_the_linearised_estimate_of_earlier_versions_is_named_so(tmp_path: Path) -> None:
     log = make_run(tmp_path / "a")
     add_estimates(log, {"linearized": {0: 0.1}, "linearized:4": {0: 0.2}})
-    assert sorted(read([log])[0][0].estimates) == ["linearized", "linearized:4, one runner-up"]
+    assert sorted(read([log])[0][0].estimates) == ["linearized", "linearized:4 (earlier)"]
     log.with_name("estimated.json").write_text('{"sigma": 0.25, "estimators": 2}')
     assert sorted(read([log])[0][0].estimates) == ["linearized", "linearized:4"]
