@@ -214,10 +214,9 @@ class Propagator(nn.Module):
             between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
             for slot in found:  # of a layer that is used twice, the larger one
                 step = plan.steps[slot - 1]
-                seen = [
-                    between[at] for at in (step.random if self.settings.multi_block else [slot])
-                ]
-                self.r_max[step.name] = max(self.r_max.get(step.name, 0.0), *seen)
+                ends = step.random if self.settings.multi_block else (slot,)
+                seen = max(between[end] for end in ends)
+                self.r_max[step.name] = max(seen, self.r_max.get(step.name, 0.0))
         return self.r_max
 
     @torch.no_grad()
