@@ -5,9 +5,12 @@
 with a and b the two classes of largest mean. Φ((μ[a] − μ[b])/√v) is P(u_a > u_b) under the
 Gaussian, which is at least the probability that a wins against all classes.
 
-Edge cases. v = 0: the radius is +∞, −∞ or, in a tie, 0, and carries no gradient. A tie between
-classes gives 0. A NaN anywhere in an image's logits gives NaN for that image. Two classes are
-the general case; one class has no runner-up and is refused.
+Edge cases. Two classes that noise moves alike: v is no less than what rounding Σ may hide,
+ε(Σ[a,a] + Σ[b,b]) with ε = 1.2e-7 in float32. The radius is finite then, has no gradient through Σ,
+and says only that the true one is about as large or larger. v = 0, no noise at all: the radius is
+±∞ or, in a tie, 0, and carries no gradient. A tie between classes gives 0. A NaN anywhere in an
+image's logits gives NaN for that image. Two classes are the general case; one class has no
+runner-up and is refused.
 """
 
 from __future__ import annotations
@@ -107,12 +110,18 @@ def gap_between(mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Tensor:
-    """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing."""
-    cross = cov[a, b]
-    diagonal = torch.diagonal(cov)
+    """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing.
+
+    Entries of Σ that are right to their last digit leave Σ[a,a] + Σ[b,b] − 2Σ[a,b] uncertain by
+    ε(Σ[a,a] + Σ[b,b]), and no width of the subtraction brings back what they have lost. A smaller
+    difference, also one below 0, is therefore taken for that, held constant.
+    """
+    cross, of_a, of_b = cov[a, b], torch.diagonal(cov)[a], torch.diagonal(cov)[b]
     if settings.margin_covariance == "sum":
-        return diagonal[a] + diagonal[b] + 2 * cross.abs()
-    return (diagonal[a] + diagonal[b] - 2 * cross).clamp_min(0.0)
+        return of_a + of_b + 2 * cross.abs()
+    hidden = torch.finfo(cov.dtype).eps * (of_a.abs() + of_b.abs()).detach()
+    # In this order neither subtraction rounds where it cancels.
+    return ((of_a - cross) + (of_b - cross)).clamp_min(hidden)
 
 
 def ratio(margin: Tensor, variance: Tensor) -> Tensor:

@@ -87,12 +87,58 @@ def test_zero_variance_has_no_nan_gradient() -> None:
     assert torch.isfinite(cov.grad).all()
 
 
-def test_a_variance_that_rounding_made_negative_is_none() -> None:
+def moved_alike(common: float) -> tuple[Gaussian, Gaussian]:
+    """Logits whose noise is mostly shared, in float64 and as float32 has them."""
+    generator = torch.Generator().manual_seed(0)
+    own, shared = (torch.randn(n, 32, generator=generator, dtype=torch.float64) for n in (10, 1))
+    rows = own + common * shared
+    mean = torch.randn(50, 10, generator=generator, dtype=torch.float64)
+    return Gaussian(mean, rows @ rows.T), Gaussian(mean.float(), (rows @ rows.T).float())
+
+
+@pytest.mark.parametrize("common", [1.0, 1e2, 3e3, 1e4, 1e6])
+def test_a_variance_that_cancels_is_right_up_to_the_rounding_of_its_covariance(
+    common: float,
+) -> None:
+    exact, rounded = moved_alike(common)
+    pairs = torch.triu_indices(10, 10, 1)
+    truth, found = margin_variance(exact.cov, *pairs), margin_variance(rounded.cov, *pairs)
+    size = torch.diagonal(exact.cov)[pairs].sum(0)
+    assert found.dtype == torch.float32
+    assert ((found - truth).abs() <= 1.001 * torch.finfo(torch.float32).eps * size).all()
+    assert (found > 0).all()
+    assert estimated_radius(rounded, 0.5).isfinite().all()
+    if common <= 100:  # with figures to spare
+        expected = estimated_radius(exact, 0.5).float()
+        torch.testing.assert_close(estimated_radius(rounded, 0.5), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("common", "hidden"), [(30.0, False), (1e6, True)])
+def test_the_gradient_of_a_variance_that_cancels(common: float, hidden: bool) -> None:
+    """That of float64 where there is a variance to be seen, none through Σ where there is not."""
+    gradients = []
+    for out in moved_alike(common):
+        leaves = [value.clone().requires_grad_() for value in out]
+        radius = torch.compile(estimated_radius, backend="aot_eager", fullgraph=True)
+        radius(Gaussian(*leaves), 0.5).sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    (mean, cov), (mean32, cov32) = gradients
+    assert mean32.isfinite().all()
+    assert mean32.any()
+    if hidden:
+        assert not cov32.any()
+    else:
+        torch.testing.assert_close(mean32, mean.float(), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(cov32, cov.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_variance_that_rounding_made_negative_is_as_much_as_rounding_may_hide() -> None:
     """Two classes that noise moves alike: 1 + 1 − 2·1, give or take the last digit."""
     above = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
     out = Gaussian(torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, above], [above, 1.0]]))
-    assert estimated_radius(out, 0.5).tolist() == [math.inf]
-    assert estimated_radius(out, 0.5, torch.tensor([1])).tolist() == [-math.inf]
+    largest = 0.5 / math.sqrt(2 * torch.finfo(torch.float32).eps)
+    assert estimated_radius(out, 0.5).tolist() == pytest.approx([largest])
+    assert estimated_radius(out, 0.5, torch.tensor([1])).tolist() == pytest.approx([-largest])
 
 
 def test_margin_variance_never_builds_a_matrix_for_each_sample() -> None:
