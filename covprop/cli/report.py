@@ -36,6 +36,9 @@ def report(
     Only files are read: certify_sigma_S.tsv and what lies beside it. Of more than 12 runs in
     several folders, each folder has tables of its own, and with --out figures and a page.
 
+    Runs and logs that --restart set aside (RUN.old-1, LOG.old-1) are left out of
+    the report on the folder they are in; give them by name to have them in it.
+
     \b
     covprop report runs/digits                    one run, on the terminal
     covprop report runs --html report.html        every run under runs/, as a page

@@ -43,7 +43,9 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
 
 def test_help_teaches_by_example() -> None:
     result = runner.invoke(app, ["report", "--help"])
-    assert "covprop report runs --html report.html" in " ".join(result.output.split())
+    shown = " ".join(result.output.split())
+    assert "covprop report runs --html report.html" in shown
+    assert "(RUN.old-1, LOG.old-1) are left out of the report on the folder they are in" in shown
 
 
 def refusal(
