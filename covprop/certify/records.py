@@ -8,16 +8,14 @@ from it on every start. Several processes write a journal each (`X.rank1.rows.js
 last one to finish merges.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
-from io import FileIO
 from pathlib import Path
 from typing import Any, Generic
 
+from covprop.certify.lines import Lines, complete_lines, read_text
 from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
 from covprop.files import unwritable, write
@@ -64,17 +62,16 @@ class Log(Generic[AnyRow]):
             self._check_settings()
             self._check_tsv()
             if not self.alone:
-                main = files.enter_context(_open(self.main_path))
-                _lock(main, self.main_path, shared=True)
-            self.journal = files.enter_context(_open(self.journal_path))
-            _lock(self.journal, self.journal_path)
-            _drop_cut_line(self.journal)
+                files.enter_context(Lines(self.main_path)).lock(shared=True)
+            self.journal = files.enter_context(Lines(self.journal_path))
+            self.journal.lock()
+            self.journal.drop_cut_line()
             if NOT_BOUNDED in _read_meta(self.meta_path):
                 self._write_meta()  # the number holds until rows are added
             self.done = self._read_all()
             if self.alone:
                 self._absorb(files)
-                self.tsv = files.enter_context(_open(self.path))
+                self.tsv = files.enter_context(Lines(self.path))
             self.files = files.pop_all()
         return self
 
@@ -94,7 +91,7 @@ class Log(Generic[AnyRow]):
         there = [place for place in places if place.is_file()]
         with ExitStack() as files:
             if self.main_path in there:  # a log that is being written must stay where it is
-                _lock(files.enter_context(_open(self.main_path)), self.main_path)
+                files.enter_context(Lines(self.main_path)).lock()
             for place in there:
                 try:
                     place.rename(_old(place, number))
@@ -104,9 +101,9 @@ class Log(Generic[AnyRow]):
 
     def append(self, row: AnyRow) -> None:
         """Add a row; it is on the disk when this returns."""
-        _append(self.journal, self.journal_path, json.dumps(asdict(row)))
+        self.journal.append(json.dumps(asdict(row)))
         if self.alone:
-            _append(self.tsv, self.path, row.tsv())
+            self.tsv.append(row.tsv())
         self.done[row.idx] = row
 
     def finish(self, wanted: Iterable[int]) -> list[AnyRow] | None:
@@ -138,22 +135,22 @@ class Log(Generic[AnyRow]):
         """Take over what several processes left behind, unless they are still at work."""
         parts = self._parts()
         for part in parts:
-            _lock(files.enter_context(_open(part)), part)
+            files.enter_context(Lines(part)).lock()
         if parts:
             # Appended, not rewritten: the lock is on this very file.
             here = {row.idx for row in _read_journal(self.journal_path, self.kind)}
             for row in (self.done[i] for i in sorted(self.done) if i not in here):
-                _append(self.journal, self.journal_path, json.dumps(asdict(row)))
-        if self._tsv_text() != _text(self.path):
+                self.journal.append(json.dumps(asdict(row)))
+        if self._tsv_text() != read_text(self.path):
             write(self.path, self._tsv_text().encode())
         for part in parts:
             part.unlink(missing_ok=True)
 
     def _write_all(self) -> None:
         lines = "".join(json.dumps(asdict(self.done[i])) + "\n" for i in sorted(self.done))
-        if _text(self.main_path) != lines:
+        if read_text(self.main_path) != lines:
             write(self.main_path, lines.encode())
-        if _text(self.path) != self._tsv_text():
+        if read_text(self.path) != self._tsv_text():
             write(self.path, self._tsv_text().encode())
         if self.settings.get("skip_wrong"):
             self._write_meta(**{NOT_BOUNDED: sum(row.n == 0 for row in self.done.values())})
@@ -173,7 +170,7 @@ class Log(Generic[AnyRow]):
         """Refuse a log made with other settings; note ours beside a new one."""
         meta = self.meta_path
         if not meta.exists():
-            if not _complete_lines(_text(self.path))[1:] and not self._read_all():
+            if not complete_lines(read_text(self.path))[1:] and not self._read_all():
                 self._write_meta()
                 return
             raise InvalidInput(
@@ -193,8 +190,8 @@ class Log(Generic[AnyRow]):
 
     def _check_header(self) -> None:
         """Refuse a file that is no log."""
-        text = _text(self.path)
-        lines = _complete_lines(text)
+        text = read_text(self.path)
+        lines = complete_lines(text)
         header = self.kind.HEADER
         if (lines and lines[0] != header) or not (lines or header.startswith(text)):
             raise InvalidInput(
@@ -205,7 +202,7 @@ class Log(Generic[AnyRow]):
     def _check_tsv(self) -> None:
         """Refuse a TSV that holds rows no journal knows: writing over it would lose them."""
         self._check_header()
-        lines = _complete_lines(_text(self.path))
+        lines = complete_lines(read_text(self.path))
         known = {row.tsv() for row in self._read_all().values()}
         strange = [line for line in lines[1:] if line not in known]
         if strange:
@@ -229,48 +226,9 @@ def _old(path: Path, number: int) -> Path:  # does not end in .tsv, so it is in 
     return path.with_name(f"{path.name}.old-{number}")
 
 
-def _open(path: Path) -> FileIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what a full disk refused would be written once more, and fail, on closing.
-        return path.open("a+b", buffering=0)
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _append(file: FileIO, path: Path, line: str) -> None:
-    rest = line.encode() + b"\n"
-    try:
-        while rest:  # a disk that is nearly full takes part of it
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _lock(file: FileIO, path: Path, *, shared: bool = False) -> None:
-    """Two processes on one log would certify everything twice; the lock dies with its holder."""
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidInput(
-            f"another process is certifying into {path}; wait for it, or choose another --out."
-        ) from None
-    except OSError:
-        pass  # a file system without locks
-
-
-def _drop_cut_line(file: FileIO) -> None:
-    """A process was killed while writing: its last line has no end, and is done again."""
-    file.seek(0)
-    content = file.read()
-    if not content.endswith(b"\n"):
-        file.truncate(content.rfind(b"\n") + 1)
-
-
 def _read_journal(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     rows = []
-    for number, line in enumerate(_complete_lines(_text(path)), start=1):
+    for number, line in enumerate(complete_lines(read_text(path)), start=1):
         try:
             rows.append(kind(**json.loads(line)))
         except (ValueError, TypeError):
@@ -279,23 +237,6 @@ def _read_journal(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
                 f"certified again."
             ) from None
     return rows
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{path} is not a text file; choose another file with --out.") from None
-    except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({error.strerror}); choose another file with --out."
-        ) from None
-
-
-def _complete_lines(text: str) -> list[str]:
-    return text.split("\n")[:-1]
 
 
 def _glob_escape(name: str) -> str:
