@@ -85,6 +85,14 @@ def make_run(folder: Path, seed: int = 1, sigma: float = 0.25, method: str = "ga
     return log
 
 
+def make_planned_run(folder: Path, epochs: object, seed: int = 1, sigma: float = 0.25) -> Path:
+    """A run of 3 epochs that was to have so many; returns its log."""
+    log = make_run(folder, seed, sigma)
+    with (folder / "config.toml").open("a") as file:
+        file.write(f"\n[train]\nseed = {seed}\nepochs = {epochs}\n")
+    return log
+
+
 def skip_wrong(log: Path) -> list[Row]:
     """A run's log as it were had wrong guesses not been bounded; its rows.
 

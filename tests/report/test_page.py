@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certifications import Row, add_estimates, draw_rows, make_run, tsv
+from certifications import Row, add_estimates, draw_rows, make_planned_run, make_run, tsv
 
 from covprop.report import summarize, write, write_page
 from covprop.report.page import render, step_path, ticks
@@ -42,6 +42,11 @@ def page(tmp_path: Path) -> Path:
     make_run(tmp_path / "b", 2, 0.5, "macer")
     certifications, _ = read([tmp_path])
     return write_page(*summarize(certifications), tmp_path / "report.html", ["a <i>warning</i>"])
+
+
+def test_an_unfinished_run_is_marked_in_table_and_details(tmp_path: Path) -> None:
+    log = make_planned_run(tmp_path / "a", 400)
+    assert render(*summarize(read([log])[0])).count("4.5 s, 3 of 400 epochs") == 2
 
 
 def test_the_page_has_runs_taken_together(tmp_path: Path) -> None:

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certifications import HEADER, ROWS, add_estimates, draw_rows, make_run, phi, tsv
+from certifications import (
+    HEADER,
+    ROWS,
+    add_estimates,
+    draw_rows,
+    make_planned_run,
+    make_run,
+    phi,
+    tsv,
+)
 
 from covprop.errors import InvalidInput
 from covprop.report import summarize, write
@@ -233,3 +242,24 @@ def test_the_linearised_estimate_of_earlier_versions_is_named_so(tmp_path: Path)
     assert sorted(read([log])[0][0].estimates) == ["linearized", "linearized:4 (earlier)"]
     log.with_name("estimated.json").write_text('{"sigma": 0.25, "estimators": 2}')
     assert sorted(read([log])[0][0].estimates) == ["linearized", "linearized:4"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "mark"),
+    [(400, "3 of 400 epochs"), (4, "3 of 4 epochs"), (3, ""), (2, ""), ("'many'", "")],
+)
+def test_recipe_and_metrics_say_whether_a_run_is_unfinished(
+    tmp_path: Path, epochs: object, mark: str
+) -> None:
+    log = make_planned_run(tmp_path / "a", epochs)
+    assert read([log])[0][0].unfinished == mark
+    log.with_name("metrics.jsonl").unlink()
+    assert read([log])[0][0].unfinished == ""
+
+
+def test_what_was_noted_with_the_log_holds_though_training_went_on(tmp_path: Path) -> None:
+    log = make_planned_run(tmp_path / "a", 3)
+    meta = log.with_suffix(".json")
+    noted = {"epochs": 2, "epochs_planned": 3}
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | noted))
+    assert read([log])[0][0].unfinished == "2 of 3 epochs"

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from certifications import make_run
+from certifications import make_planned_run, make_run
 
 from covprop.data import DATASETS
 from covprop.report.read import read
@@ -185,3 +185,18 @@ def test_bare_logs_stay_alone(tmp_path: Path) -> None:
         (log.parent / "config.toml").unlink()
     _, summaries = summarize(read([tmp_path])[0])
     assert [len(group.members) for group in by_recipe(summaries)] == [1, 1]
+
+
+def test_unfinished_runs_are_not_taken_together_with_others(tmp_path: Path) -> None:
+    for seed in (1, 2, 3, 4):
+        log = make_planned_run(tmp_path / f"a-seed{seed}", 3, seed)
+    log.with_name("metrics.jsonl").write_text('{"epoch": 1, "seconds": 1}\n')
+    make_planned_run(tmp_path / "elsewhere" / "a-seed1", 3, 1, 0.5)
+    radii, summaries = summarize(read([tmp_path])[0])
+    groups = {group.name.split("/")[-1]: len(group.members) for group in by_recipe(summaries)[:2]}
+    assert groups == {"a": 3, "a (1 of 3 epochs)": 1}
+    over_seeds, over_sigmas = (table for table, _ in tables(radii, summaries)[1:3])
+    assert [cell.text for cell in over_seeds[1].cells] == ["3"]
+    mean = sum(s.acr.value for s in summaries[:3]) / 3
+    assert over_seeds[2].cells[0].text == f"{mean:.3f}"
+    assert [cell.text for cell in over_sigmas[1].cells] == [f"{mean:.3f}"]

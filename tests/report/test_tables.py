@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from certifications import add_estimates, draw_rows, make_run, tsv
+from certifications import add_estimates, draw_rows, make_planned_run, make_run, tsv
 from rich.console import Console
 
 from covprop.report.cells import duration
@@ -165,3 +165,23 @@ def test_each_row_tells_its_samples(tmp_path: Path) -> None:
     assert sorted(table["samples"]) == ["1,000 of 100,000, δ 0.05", "100,000", "–"]
     assert sorted(table["α"]) == ["0.001", "0.001", "–"]
     assert "samples" in tables(radii, summaries)[0][1]
+
+
+def test_an_unfinished_run_is_marked(tmp_path: Path) -> None:
+    make_planned_run(tmp_path / "done", 3)
+    make_planned_run(tmp_path / "unfinished", 400)
+    radii, summaries = summarize(read([tmp_path])[0])
+    training = next(c for c in columns(radii, summaries) if c.title == "training")
+    assert [cell.text for cell in training.cells] == ["4.5 s", "4.5 s, 3 of 400 epochs"]
+    assert [cell.value for cell in training.cells] == [4.5, 4.5]
+    text = markdown(*tables(radii, summaries)[0])
+    assert [line.split(" | ")[-1] for line in text.splitlines() if line.startswith("| unf")] == [
+        "4.5 s, 3 of 400 epochs |"
+    ]
+
+
+def test_an_unfinished_run_without_its_time_is_marked_too(tmp_path: Path) -> None:
+    log = make_planned_run(tmp_path / "a", 400)
+    log.with_name("metrics.jsonl").write_text('{"epoch": 62}\n')
+    radii, summaries = summarize(read([log])[0])
+    assert columns(radii, summaries)[-1].cells[0].text == "62 of 400 epochs"
