@@ -73,6 +73,8 @@ def _recipes() -> list[tuple[str, str]]:
         how = f"{method['name']} ({variant})" if variant else method["name"]
         if late := method.get("from_epoch"):
             how += f" after {late} epochs"
+        if reach := method.get("reach"):
+            how += f", reach {reach}"
         if "weighting" in raw:
             how += f" weighted by {raw['weighting']['name']}"
         lines.append((name, f"{how}, {model}, {epochs} epochs"))

@@ -76,3 +76,9 @@ def log_mean_softmax(logits: Tensor) -> Tensor:
     """log of the softmax averaged over samples: [b, samples, k] -> [b, k], without underflow."""
     log_p = logits.log_softmax(-1)
     return log_p.logsumexp(1) - math.log(logits.shape[1])
+
+
+def scaled_to(direction: Tensor, length: Tensor | float) -> Tensor:
+    """Every image of `direction` [b, ...] at the ℓ2 norm `length` ([b] or a number)."""
+    norm = direction.flatten(1).norm(dim=1).clamp_min(1e-30)
+    return direction * (length / norm).view(-1, *(1,) * (direction.ndim - 1))

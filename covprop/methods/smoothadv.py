@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of
+from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, scaled_to
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
 from covprop.options import Positive, Range, check_fields
@@ -63,14 +63,7 @@ class SmoothAdv:
             loss = -log_p.gather(1, y.unsqueeze(1)).sum()
             (slope,) = torch.autograd.grad(loss, delta)
             with torch.no_grad():
-                length = slope.flatten(1).norm(dim=1).clamp_min(1e-30)
-                moved = delta + 2 * size / self.steps * slope / _like(length, x)
+                moved = delta + scaled_to(slope, 2 * size / self.steps)
                 moved = (x + moved).clamp(0, 1) - x
-                length = moved.flatten(1).norm(dim=1).clamp_min(1e-30)
-                delta = moved * _like((size / length).clamp_max(1.0), x)
+                delta = scaled_to(moved, moved.flatten(1).norm(dim=1).clamp_max(size))
         return (x + delta).detach()
-
-
-def _like(per_image: Tensor, x: Tensor) -> Tensor:
-    """[b] shaped to broadcast over [b, ...]."""
-    return per_image.view(-1, *(1,) * (x.ndim - 1))

@@ -15,7 +15,7 @@ OF_ONE_RUN = ("seed", "weights", "skip_wrong", "not_bounded")
 
 LATER: dict[str, dict[str, Any]] = {
     "noise": {"share": 1.0},
-    "method consistency": {"from_epoch": 0},
+    "method consistency": {"from_epoch": 0, "reach": 0.0},
     "method radius": {"layer": 0, "per_class": False},
     "train": {"fast": True},
 }

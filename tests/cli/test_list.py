@@ -36,6 +36,7 @@ def test_everything_is_listed(kind: str, names: list[str]) -> None:
         ("cifar10/minutes/late-0.25", "consistency after 20 epochs, preact_resnet18, 60 epochs"),
         ("mnist/radius-0.50", "radius (paper) after 100 epochs, lenet, 200 epochs"),
         ("digits/radius-linearized-0.25", "radius (linearized) after 10 epochs, lenet, 30 epochs"),
+        ("mnist/minutes/reach-0.50", "consistency after 13 epochs, reach 1.0, lenet, 40 epochs"),
         ("mnist/minutes/weighted-0.25", "gaussian weighted by radius, lenet, 40 epochs"),
     ],
 )

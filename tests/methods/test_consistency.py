@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.methods import Consistency, Gaussian
+from covprop.mode import switched
 
 
 @pytest.mark.parametrize("samples", [2, 4])
@@ -48,3 +49,75 @@ def test_extreme_logits_give_finite_gradients() -> None:
     Consistency(sigma=0.5).disagreement(logits).sum().backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
+
+
+def by_hand(w: Tensor, x: Tensor, label: int, reach: float) -> tuple[Tensor, float]:
+    """Linear logits w @ x + b: the boundary to the nearest class is a plane."""
+    flat = x.flatten().double()
+    logits = w.double() @ flat
+    other = max((c for c in range(len(w)) if c != label), key=lambda c: logits[c].item())
+    normal = (w[label] - w[other]).double()
+    radius = ((logits[label] - logits[other]) / normal.norm()).item()
+    length = min(max(radius, 0.0), reach)
+    return (flat - length * normal / normal.norm()).view_as(x), radius
+
+
+def test_an_image_is_moved_as_far_as_its_radius_or_the_reach() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3, bias=False))
+    x, y = torch.rand(64, 3, 2, 2), torch.arange(64) % 3
+    noise = 0.1 * torch.randn(64, 1, 3, 2, 2)
+    method = Consistency(sigma=0.1, reach=0.2)
+    moved, radius = method.moved(net, x, y, noise)
+    kinds = set()
+    for i in range(64):
+        noisy = x[i] + noise[i, 0]
+        expected, r = by_hand(net[1].weight.detach(), noisy, int(y[i]), 0.2)
+        kinds.add("stays" if r < 0 else "boundary" if r < 0.2 else "reach")
+        assert radius[i].item() == pytest.approx(r, rel=1e-3, abs=1e-5)
+        shift = expected - noisy.double()
+        torch.testing.assert_close(moved[i].double(), x[i].double() + shift, atol=1e-5, rtol=0)
+    assert kinds == {"stays", "boundary", "reach"}
+
+
+def test_loss_of_moved_images(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    net[-1].weight.data.mul_(10)
+    method = Consistency(sigma=0.3, reach=0.5)
+
+    def noise() -> Tensor:
+        return 0.3 * torch.randn(5, 2, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+
+    losses = method(net, x, y, epoch=0, generator=torch.Generator().manual_seed(1))
+    moved, radius = method.moved(net, x, y, noise()[:, :1])
+    assert not torch.equal(moved, x)
+    assert losses.radius is not None
+    torch.testing.assert_close(losses.radius, radius)
+    plain = Consistency(sigma=0.3)
+    there = plain(net, moved, y, epoch=0, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(losses.per_sample, there.per_sample)
+    assert there.radius is None
+
+
+def test_moving_leaves_weights_and_statistics_alone(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 4))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    moved, radius = Consistency(sigma=0.3, reach=0.5).moved(net, x, y, torch.zeros(5, 1, 1, 6, 6))
+    assert net.training
+    assert not moved.requires_grad
+    assert not radius.requires_grad
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    with switched(net, training=False):
+        there, _ = Consistency(sigma=0.3, reach=0.5).moved(net, x, y, torch.zeros(5, 1, 1, 6, 6))
+    torch.testing.assert_close(moved, there)
+
+
+def test_plain_epochs_move_nothing(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    def losses(method: Consistency) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return method(net, *batch, epoch=1, generator=generator).per_sample
+
+    far = Consistency(sigma=0.5, from_epoch=2, reach=1.0)
+    assert torch.equal(losses(far), losses(Consistency(sigma=0.5, from_epoch=2)))

@@ -80,6 +80,7 @@ CONSISTENCY = {"name": "consistency", "samples": 2, "weight": 5.0}
     [
         ({"name": "gaussian"}, None),
         (CONSISTENCY, None),
+        (CONSISTENCY | {"reach": 0.5, "from_epoch": 1}, None),
         ({"name": "macer", "samples": 4, "from_epoch": 1}, None),
         ({"name": "smoothadv", "steps": 2, "warmup": 1}, None),
         ({"name": "smoothadv", "steps": 1, "warmup": 3}, None),
@@ -95,8 +96,8 @@ CONSISTENCY = {"name": "consistency", "samples": 2, "weight": 5.0}
         (CONSISTENCY, {"name": "radius", "by": "sampling", "from_epoch": 1}),
     ],
     ids=[
-        *("gaussian", "consistency", "macer", "smoothadv", "smoothadv-grows", "radius"),
-        *("reference", "linearized", "radius-weighted"),
+        *("gaussian", "consistency", "reach", "macer", "smoothadv", "smoothadv-grows"),
+        *("radius", "reference", "linearized", "radius-weighted"),
         *("weighted", "weighted-probability", "weighted-sampling"),
     ],
 )

@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_is_read_and_completed(file: Path) -> None:
     recipe = load(str(file))
     assert recipe.model == {"name": "lenet", "width": 4}
-    filled_in = {"samples": 2, "entropy": 0.5, "from_epoch": 0}
+    filled_in = {"samples": 2, "entropy": 0.5, "from_epoch": 0, "reach": 0.0}
     assert recipe.method == {"name": "consistency", "weight": 3.0, **filled_in}
     assert recipe.weighting is None
     assert recipe.train.optimizer == "sgd"
