@@ -5,7 +5,7 @@ waited for between two forward passes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.given import (
+    as_index,
     check_images,
     device_of,
     dtype_of,
@@ -117,18 +118,16 @@ class Sampler:
             raise InvalidInput(
                 "the model is on the meta device, where there are no numbers; give it weights first"
             )
-        self.model, self.index, self.num_classes = model, index, way.num_classes
+        self.model, self.num_classes = model, way.num_classes
         self.sigma, self.seed, self.soft, self.dtype = way.sigma, way.seed, way.soft, way.dtype
         self.own = dtype_of(model)
-        self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
-        self.images = len(self.x)
+        self.load(x, index)
         self.block = block_size(tuple(self.x.shape[1:]))
         # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
         # more would only leave the cache.
         self.width = blocks_a_pass(self.x.shape[1:], way.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
-        self.stages: dict[str, _Stage] = {}
         self.evaluating = ExitStack()
 
     def __enter__(self) -> "Sampler":
@@ -140,6 +139,12 @@ class Sampler:
 
     def __exit__(self, *exception: object) -> None:
         self.evaluating.close()
+
+    def load(self, x: Tensor, index: list[int]) -> None:
+        """Begin with other images, of the same shape and already checked."""
+        self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
+        self.images, self.index = len(self.x), index
+        self.stages: dict[str, _Stage] = {}
 
     @torch.inference_mode()
     def tally(self, purpose: str, active: Ints, size: int) -> Tallies:
@@ -262,3 +267,21 @@ class Sampler:
             raise InvalidInput(
                 f"the model fails on images of shape {list(sample.shape[1:])}: {first_line(error)}"
             ) from error
+
+
+def in_turn(model: Classifier, source: Iterable[tuple[int, Tensor]], way: Way) -> Iterator[Sampler]:
+    """A sampler of each image (index, x [c, h, w]) alone, one after the other.
+
+    It is the same one as long as images have one shape, so that the network is probed once.
+    """
+    sampler: Sampler | None = None
+    with ExitStack() as opened:
+        for index, x in source:
+            check_images(x[None], way.value_range)
+            names = as_index(index, 1)
+            if sampler is None or sampler.x.shape[1:] != x.shape:
+                opened.close()
+                sampler = opened.enter_context(Sampler(model, x[None], names, way))
+            else:
+                sampler.load(x[None], names)
+            yield sampler

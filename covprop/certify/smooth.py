@@ -146,32 +146,26 @@ def certify(
         done = certify_queue(model, source, n0, plan, question, way, len(images), right)
         found = in_order(list(done))
     else:
-        found = _certify(model, images, names, n0, plan, question, way, right)
+        with Sampler(model, images, names, way) as sampler:
+            found = certified(sampler, n0, plan, question, right)
     return first(found) if x.ndim == 3 else found
 
 
-def _certify(
-    model: Classifier,
-    images: Tensor,
-    names: list[int],
-    n0: int,
-    plan: Looks,
-    question: Question | None,
-    way: Way,
-    right: list[int] | None,
+def certified(
+    sampler: Sampler, n0: int, plan: Looks, question: Question | None, right: list[int] | None
 ) -> Certificate:
-    with Sampler(model, images, names, way) as sampler:
-        guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
+    """Certificates of a sampler's images; `right` are their labels if wrong guesses are skipped."""
+    guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
 
-        def draw(size: int, active: Ints) -> Tally:
-            return sampler.tally(ESTIMATE, active, size).of(guess[active])
+    def draw(size: int, active: Ints) -> Tally:
+        return sampler.tally(ESTIMATE, active, size).of(guess[active])
 
-        asked = np.full(len(guess), True) if right is None else guess == np.array(right)
-        lower, count, used = run_looks(
-            draw, asked, plan, sigma=way.sigma, question=question, soft=way.soft
-        )
-        nan = np.where(asked, sampler.nan(ESTIMATE), sampler.nan(SELECT))
-    return _certificate(guess, lower, count, used, nan, way.sigma)
+    asked = np.full(len(guess), True) if right is None else guess == np.array(right)
+    lower, count, used = run_looks(
+        draw, asked, plan, sigma=sampler.sigma, question=question, soft=sampler.soft
+    )
+    nan = np.where(asked, sampler.nan(ESTIMATE), sampler.nan(SELECT))
+    return _certificate(guess, lower, count, used, nan, sampler.sigma)
 
 
 def certify_queue(
@@ -243,9 +237,13 @@ def predict(
         found = in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
     else:
         with Sampler(model, images, names, way) as sampler:
-            counts = sampler.tally(PREDICT, np.arange(sampler.images), n).counts
-        found = _prediction(counts, n, alpha)
+            found = predicted(sampler, n, alpha)
     return first(found) if x.ndim == 3 else found
+
+
+def predicted(sampler: Sampler, n: int, alpha: float) -> Prediction:
+    """Predictions for a sampler's images."""
+    return _prediction(sampler.tally(PREDICT, np.arange(sampler.images), n).counts, n, alpha)
 
 
 def predict_queue(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
-from covprop.certify.bounds import looks
+from covprop.certify.bounds import looks, sample_warning
 from covprop.certify.calls import check_labels, check_options, on_fast_path
 from covprop.certify.each import Source
 from covprop.certify.noise import block_size
-from covprop.certify.sample import Way
+from covprop.certify.sample import Way, in_turn
 from covprop.certify.smooth import (
     Certificate,
     Prediction,
-    certify,
+    SampleWarning,
+    certified,
     certify_queue,
-    predict,
     predict_queue,
+    predicted,
 )
 from covprop.logits import Classifier
 
@@ -54,21 +57,21 @@ def certify_each(
     [([0], [0]), ([1], [0]), ([2], [0])]
     """
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
+    if message := sample_warning(n, alpha, sigma, soft=soft):
+        warnings.warn(message, SampleWarning, stacklevel=2)
     right = check_labels(labels, count, more.get("num_classes")) if skip_wrong else None
     source, x = _peek(images)
     if x is None:
         return
     way = Way(sigma, soft=soft, **more)
-    if not on_fast_path(model, x, way, fast, count * n):
-        given = {"n0": n0, "n": n, "alpha": alpha, "soft": soft, **more}
-        given |= {"delta": delta, "at_least": at_least, "skip_wrong": skip_wrong, "fast": False}
-        for place, (index, image) in enumerate(source):
-            own = None if right is None else right[place]
-            found = certify(model, image[None], sigma=sigma, index=index, labels=own, **given)
-            yield [place], found
+    plan = partial(looks, n, alpha, sequential=question is not None)
+    if on_fast_path(model, x, way, fast, count * n):
+        whole = plan(step=block_size(tuple(x.shape)))
+        yield from certify_queue(model, source, n0, whole, question, way, count, right)
         return
-    plan = looks(n, alpha, sequential=question is not None, step=block_size(tuple(x.shape)))
-    yield from certify_queue(model, source, n0, plan, question, way, count, right)
+    for place, sampler in enumerate(in_turn(model, source, way)):
+        own = None if right is None else [right[place]]
+        yield [place], certified(sampler, n0, plan(step=sampler.block), question, own)
 
 
 def predict_each(
@@ -91,9 +94,8 @@ def predict_each(
     if on_fast_path(model, x, way, fast, count * n):
         yield from predict_queue(model, source, n, alpha, way, count)
         return
-    for place, (index, image) in enumerate(source):
-        given = {"n": n, "alpha": alpha, "fast": False, **more}
-        yield [place], predict(model, image[None], sigma=sigma, index=index, **given)
+    for place, sampler in enumerate(in_turn(model, source, way)):
+        yield [place], predicted(sampler, n, alpha)
 
 
 def _peek(images: Source) -> tuple[Iterator[tuple[int, Tensor]], Tensor | None]:

@@ -85,18 +85,6 @@ def test_memory_is_given_back_at_once() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("options", [{}, {"delta": 0.1}, {"at_least": 0.3}, {"soft": True}])
-def test_one_by_one_is_all_at_once(options: dict, fast: bool) -> None:
-    """Also the looks are the same, which come after whole blocks."""
-    model, x, index = network(), images(5), [4, 9, 2, 0, 7]
-    given = {"sigma": SIGMA, "n": 2000, "seed": 4, "fast": fast, "batch_size": 512, **options}
-    whole = certify(model, x, index=index, **given)
-    for places, found in certify_each(model, zip(index, x, strict=True), 5, **given):
-        for field in fields(found):
-            assert torch.equal(getattr(found, field.name), getattr(whole, field.name)[places])
-
-
 def test_images_are_checked_before_they_are_sampled() -> None:
     def bad(x: Tensor) -> list[tuple[int, Tensor]]:
         return [(0, images(1)[0]), (7, x)]

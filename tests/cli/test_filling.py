@@ -104,7 +104,7 @@ def test_killed_at_random_moments(cli: Cli, run_folder: Path, tmp_path: Path) ->
 def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from covprop.certify import stream
 
-    real, calls = stream.certify, []
+    real, calls = stream.certified, []
 
     def interrupted(*args: object, **options: object) -> object:
         calls.append(1)
@@ -112,7 +112,7 @@ def test_ctrl_c_keeps_the_rows(cli: Cli, run_folder: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(stream, "certify", interrupted)
+    monkeypatch.setattr(stream, "certified", interrupted)
     code, _, err = cli("certify", run_folder, *QUICK)
     assert code == 130
     assert "stopped with 5 images left; the same command goes on" in err
@@ -189,7 +189,7 @@ def test_ctrl_c_after_a_restart_goes_on_without_it(
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream, "certify", interrupted)
+    monkeypatch.setattr(stream, "certified", interrupted)
     code, _, err = cli("certify", run_folder, *QUICK, "--restart")
     assert code == 130
     assert "8 images left; the same command without --restart goes on" in err
