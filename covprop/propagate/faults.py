@@ -38,6 +38,7 @@ PER_IMAGE_NORM = (
     "it divides by a statistic of each image, so the covariance would differ by image",
     "use nn.BatchNorm or covprop.ActNorm (covprop.fix puts in ActNorm)",
 )
+PER_IMAGE_NORM_CALL = (PER_IMAGE_NORM[0], "write nn.BatchNorm or covprop.ActNorm there")
 SOFTMAX = ("it is not element-wise", "let the model return logits")
 ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
 
@@ -49,10 +50,11 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL_CALL),
     **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL_CALL),
     **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
-    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm), PER_IMAGE_NORM),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm), PER_IMAGE_NORM),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), PER_IMAGE_NORM),
-    **dict.fromkeys((F.layer_norm, F.group_norm, F.instance_norm), PER_IMAGE_NORM),
-    **dict.fromkeys((nn.RMSNorm, F.rms_norm, F.normalize), PER_IMAGE_NORM),
+    **dict.fromkeys((nn.LocalResponseNorm, nn.RMSNorm), PER_IMAGE_NORM_CALL),
+    **dict.fromkeys((F.layer_norm, F.group_norm, F.instance_norm), PER_IMAGE_NORM_CALL),
+    **dict.fromkeys((F.rms_norm, F.normalize), PER_IMAGE_NORM_CALL),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax), SOFTMAX),
     **dict.fromkeys((torch.softmax, torch.Tensor.softmax, torch.log_softmax), SOFTMAX),
     **dict.fromkeys((nn.MultiheadAttention, F.scaled_dot_product_attention), ATTENTION),

@@ -110,7 +110,7 @@ class Look(nn.Module):
         try:
             if isinstance(value, Tensor) and not value.is_floating_point():
                 raise Unsupported(*NOT_REAL)
-            if "out" in step.kwargs:
+            if step.kwargs.get("out") is not None:  # F.normalize hands None on
                 raise Unsupported("it writes into the tensor given as out=", "use what it returns")
             if step.rule is None:
                 raise Unsupported(*explain(operation))

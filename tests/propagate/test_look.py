@@ -85,6 +85,12 @@ def test_what_is_written_by_out_is_refused() -> None:
         check(model, input_shape=(1, 2, 2))
 
 
+def test_an_out_that_is_not_given_is_none() -> None:
+    """F.normalize hands its out=None on, and was refused for it instead of for what it does."""
+    with pytest.raises(UnsupportedModel, match="it divides by a statistic of each image"):
+        check(After(F.normalize), input_shape=(1, 2, 2))
+
+
 def test_tensors_made_like_a_noisy_one_are_constants() -> None:
     table = nn.Embedding(5, 3)
 
