@@ -65,6 +65,11 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return has_rule(m) or super().is_leaf_module(m, module_qualified_name)
 
+    def call_module(self, m: nn.Module, *call: Any) -> Any:
+        if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
+            m, call = inner, (inner.forward, *call[1:])
+        return super().call_module(m, *call)
+
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
     """The model's fx graph, with every argument after the first at its default, and the tensors
@@ -145,7 +150,8 @@ def writes(node: fx.Node) -> bool:
     if node.op == "call_module" or node.target in OUT_OF_PLACE or node.target is operator.setitem:
         return True
     name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    return name.endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace") is True
+    given = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
+    return given or name.endswith("_")
 
 
 def unused(graph: fx.Graph) -> set[fx.Node]:

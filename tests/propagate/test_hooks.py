@@ -127,6 +127,16 @@ def test_a_compiled_model_is_seen_through() -> None:
     assert covprop.margin(compiled, X, 0.25, "dense").radius.shape == (3,)
 
 
+def test_compiled_parts_of_a_model_are_seen_through() -> None:
+    """Such as the network behind a `Normalize`, or a single layer that has a rule."""
+    parts = network()
+    body, last = (torch.compile(part, backend="eager") for part in (parts[:4], parts[4]))
+    prop = covprop.Propagator(nn.Sequential(body, last).eval(), 0.25, SHAPE)
+    whole = covprop.Propagator(network(), 0.25, SHAPE)(X)
+    torch.testing.assert_close(prop(X).mean, whole.mean)
+    torch.testing.assert_close(prop(X).cov, whole.cov)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_hides_a_network_is_named_with_a_remedy() -> None:
     traced = torch.jit.trace(network(), X)
