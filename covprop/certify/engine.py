@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from covprop import cudagraph
 from covprop.certify.affine import affine
+from covprop.certify.count import add_outcomes
 from covprop.certify.fold import folded
 from covprop.certify.philox import add_noise
 from covprop.errors import first_line
@@ -203,16 +204,7 @@ class Engine:
         slot, first, taken = self.table
         add_noise(self.noisy, self.x, self.seeds, slot, first, self.sigma)
         logits = self.network(self.noisy)
-        k = logits.shape[1]
-        outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
-        row = slot[:, None].expand(-1, self.block).flatten()
-        valid = (torch.arange(self.block, device=self.device) < taken[:, None]).flatten()
-        self.counts.view(-1).scatter_add_(0, row * (k + 1) + outcome, valid.long())
-        if self.soft:
-            # A NaN row is worth nothing to any class.
-            p = logits.double().softmax(1).nan_to_num(0.0) * valid[:, None]
-            self.sums[0].index_add_(0, row, p)
-            self.sums[1].index_add_(0, row, p * p)
+        add_outcomes(logits, slot, taken, self.counts, self.sums if self.soft else None)
 
     def _network(self, noisy: Tensor) -> Tensor:
         if self.dtype in (None, torch.float32):

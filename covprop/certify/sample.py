@@ -7,13 +7,14 @@ waited for between two forward passes.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
+from covprop.certify.count import add_outcomes
 from covprop.certify.given import (
     as_index,
     check_images,
@@ -82,9 +83,8 @@ class _Stage:
 
     streams: Streams | Tensor
     counts: Tensor
-    total: Tensor
-    square: Tensor
-    drawn: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    sums: Tensor
+    drawn: Ints
 
 
 def blocks_a_pass(image_shape: Sequence[int], batch_size: int | None) -> int:
@@ -160,13 +160,8 @@ class Sampler:
             self._pass(stage, jobs[first : first + width])
         stage.drawn[active] = size
         rows = torch.as_tensor(active, device=self.device)
-        soft = self.soft
-        return Tallies(
-            n=size,
-            counts=stage.counts[rows].cpu().numpy(),
-            total=stage.total[rows].cpu().numpy() if soft else None,
-            square=stage.square[rows].cpu().numpy() if soft else None,
-        )
+        total, square = stage.sums[:, rows].cpu().numpy() if self.soft else (None, None)
+        return Tallies(size, stage.counts[rows].cpu().numpy(), total, square)
 
     def nan(self, purpose: str) -> Ints:
         """How many samples of every image were NaN."""
@@ -178,8 +173,7 @@ class Sampler:
             self.stages[purpose] = _Stage(
                 self._streams(purpose),
                 torch.zeros(self.images, k + 1, dtype=torch.int64, device=self.device),
-                torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
-                torch.zeros(self.images, k, dtype=torch.float64, device=self.device),
+                torch.zeros(2, self.images, k, dtype=torch.float64, device=self.device),
                 np.zeros(self.images, np.int64),
             )
         return self.stages[purpose]
@@ -204,16 +198,7 @@ class Sampler:
                 stage.streams.fill(block, i)
             blocks += self.x[owner].unsqueeze(1)
         logits = self._logits(noisy)
-        k = logits.shape[1]
-        outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
-        owner = owner.repeat_interleave(self.block, output_size=len(noisy))
-        counts = (torch.arange(self.block, device=self.device) < taken[:, None]).flatten()
-        stage.counts.view(-1).scatter_add_(0, owner * (k + 1) + outcome, counts.long())
-        if self.soft:
-            # A NaN row is worth nothing to any class.
-            p = logits.double().softmax(1).nan_to_num_(0.0) * counts[:, None]
-            stage.total.index_add_(0, owner, p)
-            stage.square.index_add_(0, owner, p * p)
+        add_outcomes(logits, owner, taken, stage.counts, stage.sums if self.soft else None)
 
     def _logits(self, noisy: Tensor) -> Tensor:
         if self.channels_last:
