@@ -40,12 +40,16 @@ FORMATS = ("safetensors", "onnx", "cohen")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a file under their own keys, and what else the layout says."""
+    """The tensors of a file under their own keys, less what torch.compile adds to these, and what
+    else the layout says."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     arch: str | None = None
     normalized: bool | None = None  # None: the layout does not say
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", {_bare(k): v for k, v in self.tensors.items()})
 
 
 def read(path: Path) -> Checkpoint:
@@ -173,11 +177,17 @@ def _is_state(value: Any) -> bool:
     )
 
 
+def _bare(key: str) -> str:
+    """A key without what torch.compile adds where a module is compiled."""
+    return key.replace("_orig_mod.", "")
+
+
 def _unwrap(
     checkpoint: Checkpoint, net: nn.Module, name: str
 ) -> tuple[dict[str, Tensor], bool | None]:
     """The network's own tensors, and whether the keys show a normalising layer before it."""
-    own = net.state_dict()
+    keys = {_bare(key): key for key in net.state_dict()}
+    own = {_bare(key): value for key, value in net.state_dict().items()}
     faults = []
     for prefix, normalized in WRAPPINGS.items():
         # A normalising layer's constants may be stored (`0.mean`) or not; they are no weights.
@@ -197,12 +207,13 @@ def _unwrap(
             ),
         ]
         if not wrong and all(k.startswith(prefix) for k in theirs):
-            return tensors, normalized
+            return {keys[k]: v for k, v in tensors.items()}, normalized
         faults.append(wrong)
     best = min((f for f in faults if f), key=len, default=["its keys are of another model"])
+    count = f" ({len(best)} such differences)" if len(best) > 1 else ""
     raise InvalidInput(
-        f"{checkpoint.path} does not fit the architecture {name}: {best[0]} ({len(best)} such "
-        "differences); choose the right one with --arch."
+        f"{checkpoint.path} does not fit the architecture {name}: {best[0]}{count}; choose the "
+        "right one with --arch."
     )
 
 

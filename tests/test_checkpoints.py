@@ -107,6 +107,29 @@ def test_a_bare_state_dict_must_say_whether_pixels_are_normalised(
     torch.testing.assert_close(first(X), by_hand(net))
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_weights_of_a_compiled_network(net: nn.Module, prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "compiled.pth"
+    torch.save(prefixed(net, prefix), path)
+    model = checkpoints.load(path, arch="cifar_resnet20", normalize=False, **DATA)
+    torch.testing.assert_close(model(X), net(X))
+
+
+def test_weights_for_an_architecture_that_compiles_itself(net: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "arch.py").write_text(
+        "import torch\n"
+        "from covprop.models import build\n"
+        "def compiled(num_classes, image_shape):\n"
+        "    shape = {'num_classes': num_classes, 'image_shape': image_shape}\n"
+        "    return torch.compile(build('cifar_resnet20', **shape), backend='eager')\n"
+    )
+    path = tmp_path / "plain.pth"
+    torch.save(net.state_dict(), path)
+    arch = f"{tmp_path / 'arch.py'}:compiled"
+    model = checkpoints.load(path, arch=arch, normalize=False, **DATA)
+    torch.testing.assert_close(model(X), net(X))
+
+
 def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model = nn.Sequential(Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), net)
