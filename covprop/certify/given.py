@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 from covprop.pixels import check_range
@@ -28,6 +29,8 @@ def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
+    if isinstance(device, str) and not (device.startswith("cuda") and torch.cuda.is_available()):
+        return choose_device(device)  # or one sentence about a GPU or a word that there is not
     return torch.device(x.device if device is None else device)
 
 

@@ -121,7 +121,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_replaying_is_for_long_work_on_a_gpu() -> None:
     x = torch.rand(1, 3, 32, 32)
-    gpu = Way(SIGMA, device="cuda")
+    gpu = Way(SIGMA, device=torch.device("cuda"))
     model = network()
     assert not on_fast_path(model, x, gpu, None, 2112 * 99)
     assert on_fast_path(model, x, gpu, None, 2112 * 100)

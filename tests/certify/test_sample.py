@@ -97,3 +97,12 @@ def test_a_module_is_sampled_where_its_tensors_are() -> None:
     assert device_of(HalfSpace().to("meta"), images(1), None).type == "meta"
     assert device_of(nn.Linear(2, 2, device="meta"), images(1), None).type == "meta"
     assert device_of(nn.Flatten(), images(1), None).type == "cpu"
+
+
+def test_a_device_that_is_not_there_is_one_sentence() -> None:
+    assert device_of(nn.Flatten(), images(1), "cpu").type == "cpu"
+    with pytest.raises(InvalidInput, match='There is no device "gpu"'):
+        certify(HalfSpace(), images(1), sigma=SIGMA, n=100, device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidInput, match='"cuda" needs CUDA, which is not available'):
+            certify(HalfSpace(), images(1), sigma=SIGMA, n=100, device="cuda")
