@@ -76,15 +76,22 @@ class Look(nn.Module):
 
     def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
         assert step.rule is not None
+        rule = step.rule.cov.__name__
         try:
-            return step.covariance(step.layer(values), covs, values, self.settings)
+            cov = step.covariance(step.layer(values), covs, values, self.settings)
         except FAILURES as error:
             if self.faults:  # perhaps only because of one of them
                 return unknown(values[-1])
-            rule, what = step.rule.cov.__name__, type(error).__name__
+            what = type(error).__name__
             raise UnsupportedModel(
                 f"the rule {rule} of {step.name} failed with {what}: {error}"
             ) from error
+        if not isinstance(cov, Tensor) or cov.ndim != 2 or cov.shape[0] != cov.shape[1]:
+            found = list(cov.shape) if isinstance(cov, Tensor) else f"a {type(cov).__name__}"
+            raise UnsupportedModel(
+                f"the rule {rule} of {step.name} returned {found}, not a covariance [N, N]."
+            )
+        return cov
 
     def resolve(
         self, step: Step, values: list[Any], covs: list[Tensor | None]
@@ -122,7 +129,7 @@ class Look(nn.Module):
             if self.guessed and len(cov) != len(covs[random[0]]):  # type: ignore[arg-type]
                 value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
                 step = replace(step, out_shape=_shape(value))
-            if step.out_shape and step.out_shape[0] % len(cov) and not self.faults:
+            if not self.faults and not fits(step, cov, covs):
                 raise UnsupportedModel(
                     f"the rule {rule} of {step.name} returned a covariance of "
                     f"{len(cov)} channels for an output of {step.out_shape[0]}."
@@ -137,6 +144,23 @@ class Look(nn.Module):
 def keeps_batch(value: Any, x: Tensor) -> bool:
     """Whether a value is one tensor with a row for each image."""
     return isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]
+
+
+def fits(step: Step, cov: Tensor, covs: list[Tensor | None]) -> bool:
+    """Whether a covariance may be that of a step's output: it is over all of its channels, or over
+    those of an image that was flattened, here or before."""
+    if not step.out_shape:
+        return True
+    noisy = [
+        (covs[slot], shape)
+        for slot, shape in zip(step.operands, step.shapes, strict=True)
+        if slot is not None
+    ]
+    flat = any(
+        len(step.out_shape) < len(shape) or len(before) < shape[0]  # type: ignore[arg-type]
+        for before, shape in noisy
+    )
+    return step.out_shape[0] % len(cov) == 0 if flat else step.out_shape[0] == len(cov)
 
 
 def unknown(value: Any) -> Tensor:

@@ -118,6 +118,11 @@ def rule(
             )
         entry = Rule(function, mean, names[1] == "covs", tuple(names[3:]), beside)
         for operation in dict.fromkeys(operations):
+            if isinstance(operation, nn.Module) or not callable(operation):
+                raise TypeError(
+                    f"a rule is for a type of module (nn.ReLU) or a function (torch.relu), "
+                    f"not for {operation!r}."
+                )
             if operation in _RULES:
                 raise ValueError(
                     f"{describe(operation)} has a rule already "

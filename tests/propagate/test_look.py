@@ -138,3 +138,30 @@ def test_a_rule_whose_covariance_does_not_fit_its_output_is_named() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), Halved())
     with pytest.raises(UnsupportedModel, match="kept of 2 returned a covariance of 6 channels"):
         check(model, input_shape=(1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda cov: cov[:1, :1], "a covariance of 1 channels for an output of 4"),
+        (lambda cov: None, r"a NoneType, not a covariance \[N, N\]"),
+        (lambda cov: cov.diagonal(), r"\[4\], not a covariance \[N, N\]"),
+    ],
+    ids=["too few channels", "nothing", "variances"],
+)
+def test_a_rule_that_returns_no_covariance_of_its_output_is_named(
+    made: Callable[[Tensor], Tensor], message: str
+) -> None:
+    """One over fewer channels passed for that of a flattened image, and gave other numbers."""
+
+    class Reversed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flip(1)
+
+    @covprop.rule(Reversed)
+    def turned(layer: nn.Module, cov: Tensor, settings: covprop.Settings) -> Tensor:
+        return made(cov)
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), Reversed(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.raises(UnsupportedModel, match=f"turned of 1 returned {message}"):
+        check(model, input_shape=(1, 2, 2))
