@@ -18,6 +18,7 @@ from torch import nn
 import covprop
 from covprop.propagate import registry
 from covprop.propagate.faults import REASONS
+from covprop.propagate.rules.shape import piece
 from covprop.train.length import at_length
 from covprop.train.recipe import load, shipped
 
@@ -133,6 +134,8 @@ def known_operation(name: str) -> object:
     """What a name in the tables stands for."""
     import operator
 
+    if name == "piece":
+        return piece
     places = {"nn": nn, "F": nn.functional, "torch": torch, "Tensor": torch.Tensor}
     place, _, last = name.rpartition(".")
     home = places[place] if place else covprop if hasattr(covprop, name) else operator

@@ -41,6 +41,7 @@ PER_IMAGE_NORM = (
 PER_IMAGE_NORM_CALL = (PER_IMAGE_NORM[0], "write nn.BatchNorm or covprop.ActNorm there")
 SOFTMAX = ("it is not element-wise", "let the model return logits")
 ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
+SPLIT = ("its parts are not read one by one", "name them, as in a, b = x.chunk(2, 1)")
 
 REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), MAX_POOL),
@@ -58,6 +59,8 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, F.softmax, F.log_softmax), SOFTMAX),
     **dict.fromkeys((torch.softmax, torch.Tensor.softmax, torch.log_softmax), SOFTMAX),
     **dict.fromkeys((nn.MultiheadAttention, F.scaled_dot_product_attention), ATTENTION),
+    **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), ATTENTION),
+    **dict.fromkeys((torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split), SPLIT),
 }
 
 

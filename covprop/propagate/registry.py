@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 Operation = type[nn.Module] | Callable[..., Any]
 """What a rule is registered for: a type of module, or a function."""
 
-_EXTRAS = ("mean", "shape", "out_shape", "shapes")
+_EXTRAS = ("mean", "shape", "out_shape", "shapes", "operands")
 """What a rule may ask for besides: the mean of its input, and attributes of its step."""
 
 
@@ -34,7 +34,7 @@ class Rule:
     cov: Callable[..., Tensor]
     mean: Callable[..., Tensor] | None
     several: bool  # takes the covariances of all operands (None for a constant)
-    extras: tuple[str, ...]  # which of mean, shape, out_shape, shapes it asks for
+    extras: tuple[str, ...]  # which of _EXTRAS it asks for
     beside: Callable[..., tuple[Tensor, Tensor]] | None = None
     """(mean, std, 1/std or None, whether the input is read again) -> mean after, mean before"""
 
@@ -86,7 +86,8 @@ def rule(
     It may ask for more by naming further parameters: `shape` and `out_shape` (of the input and the
     output, without the batch), `mean` (the mean of the input, None when Σ is computed without an
     image). An operation on several tensors names its second parameter `covs` and gets a tuple,
-    None for an operand without noise, and may ask for `shapes`.
+    None for an operand without noise, and may ask for `shapes` and `operands` (a number for each
+    random value, None for others: the same number twice is the same noise).
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
     `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's

@@ -17,6 +17,7 @@ from covprop.propagate.hooks import has_hooks, refuse_hooked_weights, root_hooks
 from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
+from covprop.propagate.rules.shape import piece
 from covprop.propagate.settings import Settings
 
 # In-place operations run out of place: their input may be needed by a backward pass.
@@ -43,6 +44,10 @@ SIGNS: dict[Any, int] = {
     **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), -1),
 }
 """Of the second operand of a sum: a ± αa is no sum of independent values but (1 ± α)·a."""
+
+
+SPLITS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split)
+"""What makes several values, where a step has one: see `piece_of`."""
 
 
 class _Tracer(fx.Tracer):
@@ -154,6 +159,20 @@ def writes(node: fx.Node) -> bool:
     return given or name.endswith("_")
 
 
+def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `piece` for one of the values that the node `whole` makes."""
+    options = dict(whole.kwargs)
+    x, *how = whole.args or (options.pop("input" if "input" in options else "tensor"),)
+    return (x, index, split, *how), options
+
+
+def taken_apart(node: fx.Node) -> bool:
+    """Whether all that is made of a node are single items."""
+    return all(
+        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
+    )
+
+
 def unused(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that lead to no output: assertions, statistics that nobody reads."""
     found: set[fx.Node] = set()
@@ -173,6 +192,7 @@ def flatten_graph(
     steps: list[Step] = []
     output = 0
     needless = unused(graph)
+    split: dict[fx.Node, Any] = {}  # nodes that are no step, and what they run
 
     def convert(arg: Any) -> Any:
         refer: Any = lambda node: Ref(slots[node])  # noqa: E731  (map_arg's type is narrower)
@@ -194,8 +214,14 @@ def flatten_graph(
         in_place = getattr(target, "inplace", False) or node.kwargs.get("inplace") is True
         if target in OUT_OF_PLACE:
             target, in_place = OUT_OF_PLACE[target], True
-        args: tuple[Any, ...] = () if node.op == "placeholder" else convert(tuple(node.args))
-        kwargs = convert(dict(node.kwargs))
+        if target in SPLITS and taken_apart(node):
+            split[node] = target  # each of its values is a step
+            continue
+        args: tuple[Any, ...] = () if node.op == "placeholder" else tuple(node.args)
+        kwargs = dict(node.kwargs)
+        if target is operator.getitem and args[0] in split:
+            (args, kwargs), target = piece_of(args[0], split[args[0]], args[1]), piece
+        args, kwargs = convert(args), convert(kwargs)
         if target in SIGNS and (whole := multiple_of_one(SIGNS[target], args, kwargs)):
             target, args, kwargs = operator.mul, whole, {}
         name = node.target if node.op in ("call_module", "get_attr") else node.name

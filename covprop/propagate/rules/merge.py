@@ -1,6 +1,7 @@
 """Operations on two or more values: sums, differences, constant factors, concatenation.
 
-Two random operands are taken as independent, as the paper does for residual branches.
+Two random operands are taken as independent, as the paper does for residual branches; one value
+given twice is the same noise.
 """
 
 from __future__ import annotations
@@ -101,8 +102,10 @@ def negate(call: Call, cov: Tensor, settings: Settings) -> Tensor:
 
 
 @rule(torch.cat, torch.concat)
-def concatenate(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
-    """Channel concatenation: a block diagonal of the operands' covariances."""
+def concatenate(
+    call: Call, covs: Covs, settings: Settings, shapes: tuple, operands: tuple
+) -> Tensor:
+    """Channel concatenation: a block diagonal of Σ; a value that stands there twice is one."""
     dim = call.get(1, "dim", call.kwargs.get("axis", 0))
     if dim % (len(shapes[0]) + 1) != 1:
         raise Unsupported(
@@ -114,4 +117,15 @@ def concatenate(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Te
         first.new_zeros(shape[0], shape[0]) if cov is None else cov
         for cov, shape in zip(covs, shapes, strict=True)
     ]
-    return torch.block_diag(*same_layout(blocks, list(shapes)))
+    blocks = same_layout(blocks, list(shapes))
+    random = [slot for slot in operands if slot is not None]
+    if len(set(random)) == len(random):
+        return torch.block_diag(*blocks)
+
+    def between(i: int, j: int) -> Tensor:
+        if i == j or (operands[i] is not None and operands[i] == operands[j]):
+            return blocks[i]
+        return blocks[i].new_zeros(len(blocks[i]), len(blocks[j]))
+
+    order = range(len(blocks))
+    return torch.cat([torch.cat([between(i, j) for j in order], 1) for i in order])

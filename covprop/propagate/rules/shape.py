@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,51 @@ def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     if cov.shape[0] != shape[0]:
         raise Unsupported("it slices a flattened image", "slice channels before flattening")
     return cov[channel, channel]
+
+
+def piece(x: Tensor, index: int, split: Any, *how: Any, **options: Any) -> Tensor:
+    """One of the tensors that `split(x, …)` makes."""
+    return split(x, *how, **options)[index]
+
+
+@rule(piece)
+def part(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """One part of a `chunk` or `split`: of channels it cuts Σ, of pixels it leaves it."""
+    _, index, split, *sizes = call.args
+    sizes = sizes[:1] or [value for name, value in call.kwargs.items() if name != "dim"]
+    if not _cuts_channels(call.get(4, "dim", 0), cov, shape):
+        return cov
+    return split(split(cov, *sizes, dim=0)[index], *sizes, dim=1)[index]
+
+
+@rule(torch.narrow, torch.Tensor.narrow)
+def narrow(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """As a slice."""
+    if not _cuts_channels(call.get(1, "dim"), cov, shape):
+        return cov
+    start, length = call.get(2, "start"), call.get(3, "length")
+    return cov.narrow(0, start, length).narrow(1, start, length)
+
+
+def _cuts_channels(dim: int, cov: Tensor, shape: tuple) -> bool:
+    """Whether a cut along `dim` is one of channels; those that cannot be made are refused."""
+    dim %= len(shape) + 1
+    if dim == 0:
+        raise Unsupported("it splits the batch", "split the channels, along dimension 1")
+    if dim == 1 and cov.shape[0] != shape[0]:
+        raise Unsupported("it splits a flattened image", "split channels before flattening")
+    return dim == 1
+
+
+@rule(torch.Tensor.expand, torch.Tensor.repeat)
+def copies(call: Call, cov: Tensor, settings: Settings, shape: tuple, out_shape: tuple) -> Tensor:
+    """Copied channels share their noise: Σ again and again; copies of pixels leave it."""
+    if len(out_shape) != len(shape):
+        raise Unsupported("it adds a dimension", "copy along the dimensions there are")
+    if out_shape[0] != shape[0] and cov.shape[0] != shape[0]:
+        raise Unsupported("it copies a flattened image", "copy channels before flattening")
+    times = out_shape[0] // shape[0]
+    return cov.repeat(times, times)
 
 
 @rule(

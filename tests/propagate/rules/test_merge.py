@@ -56,6 +56,9 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cat": lambda a, b: torch.cat([a, b], 1),
     "cat by name": lambda a, b: torch.cat(dim=1, tensors=[a, b]),
     "cat three": lambda a, b: torch.cat((a, b, a * 0), dim=1),
+    "cat twice": lambda a, b: torch.cat([a, b, a], 1),
+    "cat twice and a constant": lambda a, b: torch.cat([a, torch.ones_like(b), a, b], 1),
+    "cat twice, flat": lambda a, b: torch.cat([x := a.flatten(1), b.flatten(1), x], 1),
     "flat cat": lambda a, b: torch.cat([a.flatten(1), b.flatten(1)], 1),
 }
 

@@ -22,6 +22,11 @@ class Apply(nn.Module):
         return self.function(self.mix(x)).flatten(1)
 
 
+def second_half(x: Tensor) -> Tensor:
+    _, second = x.chunk(2, dim=1)
+    return second
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "view": lambda x: x.view(x.size(0), -1),
     "view by shape": lambda x: x.view(x.shape[0], -1),
@@ -31,6 +36,18 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "permute pixels": lambda x: x.permute(0, 1, 3, 2),
     "transpose pixels": lambda x: x.transpose(2, 3),
     "channel slice": lambda x: x[:, 1:3],
+    "unpacked": second_half,
+    "chunk": lambda x: x.chunk(2, 1)[-1],
+    "chunk by name": lambda x: torch.chunk(input=x, chunks=3, dim=-3)[0],
+    "split": lambda x: torch.split(x, [1, 3], dim=1)[1],
+    "split method": lambda x: x.split(3, 1)[1],
+    "split by name": lambda x: torch.split(tensor=x, split_size_or_sections=3, dim=1)[0],
+    "split pixels": lambda x: x.chunk(2, 3)[1],
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "narrow pixels": lambda x: torch.narrow(x, dim=-1, start=0, length=1),
+    "repeat channels": lambda x: x.repeat(1, 2, 1, 1),
+    "expand a channel": lambda x: x[:, 1:2].expand(x.shape[0], 5, -1, -1),
+    "expand pixels": lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 2, 1),
     "new pixels": lambda x: x.mean((2, 3))[..., None, None],
     "pixel slice": lambda x: x[..., :1],
     "one pixel": lambda x: x[:, :, 0, 0],
@@ -75,6 +92,12 @@ class Unflatten(nn.Module):
         (lambda x: x.reshape(x.size(0), 2, -1), "splits or mixes the channels"),
         (lambda x: x[:, 0], "picks single channels"),
         (lambda x: x[:1], "picks images of the batch"),
+        (lambda x: x.chunk(2)[0], "splits the batch"),
+        (lambda x: x.flatten(1).split(4, 1)[0], "splits a flattened image"),
+        (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), "not read one by one"),
+        (lambda x: x.repeat(2, 1, 1, 1), "keep the batch"),
+        (lambda x: x.flatten(1).repeat(1, 2), "copies a flattened image"),
+        (lambda x: x.expand(1, -1, -1, -1, -1), "adds a dimension"),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "mode 'bilinear'"),
         (lambda x: x.reshape(-1, 4), "keep the batch"),
         (lambda x: F.pad(x.flatten(1), (0, 4)), "pads a flattened image"),
