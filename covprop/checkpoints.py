@@ -6,6 +6,7 @@
 | Cohen et al. | `{arch, state_dict, …}`, keys `1.…`, `1.module.…` | the data set's constants |
 | MACER | `{net, epoch}` | none |
 | PyTorch's tutorials, torchvision | `{model_state_dict, …}`, `{model, …}` | as the next |
+| PyTorch Lightning | `{state_dict, …}`, keys `model.…` or `net.…` | as the next |
 | bare state_dict | tensors | as its keys say, else to be told |
 """
 
@@ -32,6 +33,7 @@ from covprop.train.checkpoint import save_weights
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True}
+WRAPPINGS |= {"model.": None, "net.": None}  # as most call it in a LightningModule
 STATES = ("state_dict", "net", "model", "model_state_dict")
 NORMALIZED = {"net": False}
 """Layouts that say by their name whether pixels are normalised."""

@@ -77,6 +77,14 @@ def test_macers_layout_has_no_normalisation(net: nn.Module, prefix: str, tmp_pat
     torch.testing.assert_close(model(X), net(X))
 
 
+@pytest.mark.parametrize("prefix", ["model.", "net."])
+def test_lightnings_layout(net: nn.Module, prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": prefixed(net, prefix), "epoch": 3, "global_step": 9}, path)
+    model = checkpoints.load(path, arch="cifar_resnet20", normalize=False, **DATA)
+    torch.testing.assert_close(model(X), net(X))
+
+
 def test_old_files_without_batch_counters(net: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "old.pth"
     state = {k: v for k, v in prefixed(net, "1.").items() if "num_batches" not in k}

@@ -76,6 +76,8 @@ def check_options(
     if delta is None and at_least is None:
         return None
     asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
+    if at_least is not None and not len(asked):
+        raise InvalidInput("at_least names no radius; leave it out, or give one or several")
     largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
     for radius in asked:
         if radius > largest:

@@ -17,7 +17,7 @@ from covprop.propagate.inputs import check_images, check_shape, check_sigma
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
-from covprop.propagate.settings import PAPER, Settings
+from covprop.propagate.settings import PAPER, Settings, check_settings
 from covprop.propagate.trace import build
 
 
@@ -100,7 +100,7 @@ class Propagator(nn.Module):
         super().__init__()
         self.model = model
         self.sigma = check_sigma(sigma)
-        self.settings = settings
+        self.settings = check_settings(settings)
         auto = settings.products == "auto"
         self._in_half = settings.but(products="bfloat16") if auto else settings
         self.input_shape = check_shape(input_shape)

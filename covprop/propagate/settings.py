@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from covprop.errors import InvalidInput
+from covprop.names import unknown
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class Settings:
 
     def but(self, **changes: object) -> Settings:
         """These settings with some fields changed."""
+        for name in changes:
+            if not hasattr(self, name):
+                raise unknown("setting", name, [field.name for field in fields(self)])
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def of_layer(self, name: str) -> Settings:
@@ -123,3 +127,13 @@ REFERENCE = Settings(
     noisy_mean=True,
 )
 """What the authors' public code does."""
+
+
+def check_settings(settings: Settings) -> Settings:
+    """Settings as they are; a name, say, is refused."""
+    if not isinstance(settings, Settings):
+        raise InvalidInput(
+            f"settings is {settings!r}: give covprop.PAPER, covprop.REFERENCE, or one of these "
+            "with changes, such as covprop.PAPER.but(r_max=0.1)."
+        )
+    return settings

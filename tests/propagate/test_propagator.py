@@ -224,6 +224,11 @@ def test_act_norm_model_trains_through_the_propagator() -> None:
     assert model[1].log_scale.grad is not None
 
 
+def test_settings_by_name_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="settings is 'PAPER': give"):
+        Propagator(net(), 0.25, (3, 8, 8), settings="PAPER")  # type: ignore[arg-type]
+
+
 def test_bad_input_is_one_sentence() -> None:
     model, _ = net()
     prop = Propagator(model, 0.25, (2, 8, 8))

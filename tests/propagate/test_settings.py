@@ -42,3 +42,8 @@ def test_r_max_for_each_layer() -> None:
 def test_bad_values(bad: dict) -> None:
     with pytest.raises(InvalidInput, match=next(iter(bad))):
         Settings(**bad)
+
+
+def test_a_mistyped_field() -> None:
+    with pytest.raises(InvalidInput, match='no setting "rmax"'):
+        PAPER.but(rmax=0.1)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.kernels import moment_relu, moment_relu_beside
 from covprop.kernels.moments import (
     gelu_mean,
@@ -101,6 +102,8 @@ def elementwise(*operations: Operation, slope: Slope) -> None:
         ...         return x * torch.sigmoid(2 * x)
         >>> elementwise(Swish2, slope=1.0999)
     """
+    if not callable(slope) and not slope >= 0:
+        raise InvalidInput(f"slope is {slope}: give the largest absolute slope of the activation.")
 
     @rule(*operations, mean=elementwise_mean)
     def scaled(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:

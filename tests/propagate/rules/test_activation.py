@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from oracles import gaussian_expectation, is_psd, random_covariance, relative
 from torch import Tensor, nn
 
-from covprop import PAPER, HermiteActivation, Settings, elementwise
+from covprop import PAPER, HermiteActivation, InvalidInput, Settings, elementwise
 from covprop.propagate.channels import channel_std
 from covprop.propagate.registry import find, rule
 from covprop.propagate.rules.activation import hermite, hermite_mean
@@ -132,6 +132,15 @@ def test_own_activation_in_one_line() -> None:
 def test_registering_twice_is_an_error() -> None:
     with pytest.raises(ValueError, match="has a rule already"):
         elementwise(nn.Tanh, slope=1.0)
+
+
+@pytest.mark.parametrize("slope", [-1.0, float("nan")])
+def test_a_slope_that_is_none(slope: float) -> None:
+    class Bent(nn.Tanh):
+        pass
+
+    with pytest.raises(InvalidInput, match="largest absolute slope"):
+        elementwise(Bent, slope=slope)
     with pytest.raises(TypeError, match="asks for weather"):
 
         @rule(nn.Bilinear)
