@@ -13,7 +13,7 @@ from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, scal
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
 from covprop.options import NotNegative, Positive, Range, check_fields
-from covprop.radius import gap_between, largest_other
+from covprop.radius import gap_between, largest_other, ratio
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,5 @@ class Consistency:
             logits = logits_of(model, at, noise).squeeze(1)
             gap = gap_between(logits, y, largest_other(logits, y))
             (slope,) = torch.autograd.grad(gap.sum(), at)
-        norm = slope.flatten(1).norm(dim=1).clamp_min(1e-30)
-        radius = gap.detach() / norm
+        radius = ratio(gap.detach(), slope.flatten(1).square().sum(1))
         return x - scaled_to(slope, radius.clamp(0, self.reach)), radius

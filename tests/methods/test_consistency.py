@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -109,9 +111,27 @@ def test_moving_leaves_weights_and_statistics_alone(batch: tuple[Tensor, Tensor]
     assert not radius.requires_grad
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
-    with switched(net, training=False):
+    with switched(net, training=False), torch.no_grad():
         there, _ = Consistency(sigma=0.3, reach=0.5).moved(net, x, y, torch.zeros(5, 1, 1, 6, 6))
     torch.testing.assert_close(moved, there)
+
+
+def test_where_no_noise_matters_images_stay_and_radii_are_infinite(
+    net: nn.Module, batch: tuple[Tensor, Tensor]
+) -> None:
+    """The trainer leaves such radii out, as those of other methods; a tie is 0, not NaN."""
+    x, _ = batch
+    net[-1].weight.data.zero_()
+    net[-1].bias.data = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    y = torch.tensor([0, 1, 2, 3, 0])
+    method = Consistency(sigma=0.3, reach=0.5)
+    moved, radius = method.moved(net, x, y, torch.zeros(5, 1, 1, 6, 6))
+    assert torch.equal(moved, x)
+    assert radius.tolist() == [0.0, 0.0, -math.inf, -math.inf, 0.0]
+    net[-1].bias.data[1] = 0.0
+    moved, radius = method.moved(net, x, y, torch.zeros(5, 1, 1, 6, 6))
+    assert torch.equal(moved, x)
+    assert radius.tolist() == [math.inf, *[-math.inf] * 3, math.inf]
 
 
 def test_plain_epochs_move_nothing(net: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
