@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "unpacked": second_half,
     "chunk": lambda x: x.chunk(2, 1)[-1],
     "chunk by name": lambda x: torch.chunk(input=x, chunks=3, dim=-3)[0],
+    "chunk by name in another order": lambda x: x.chunk(dim=1, chunks=2)[1],
     "split": lambda x: torch.split(x, [1, 3], dim=1)[1],
     "split method": lambda x: x.split(3, 1)[1],
     "split by name": lambda x: torch.split(tensor=x, split_size_or_sections=3, dim=1)[0],
