@@ -162,7 +162,7 @@ def writes(node: fx.Node) -> bool:
 def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `piece` for one of the values that the node `whole` makes."""
     options = dict(whole.kwargs)
-    x, *how = whole.args or (options.pop("input" if "input" in options else "tensor"),)
+    x, *how = whole.args or (options.pop("input"),)
     return (x, index, split, *how), options
 
 

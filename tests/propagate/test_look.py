@@ -89,6 +89,7 @@ def test_an_out_that_is_not_given_is_none() -> None:
     """F.normalize hands its out=None on, and was refused for it instead of for what it does."""
     with pytest.raises(UnsupportedModel, match="it divides by a statistic of each image"):
         check(After(F.normalize), input_shape=(1, 2, 2))
+    check(After(lambda x: (F.normalize(x), x)[1]), input_shape=(1, 2, 2))  # nobody reads it
 
 
 def test_tensors_made_like_a_noisy_one_are_constants() -> None:

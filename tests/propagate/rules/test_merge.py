@@ -58,6 +58,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cat three": lambda a, b: torch.cat((a, b, a * 0), dim=1),
     "cat twice": lambda a, b: torch.cat([a, b, a], 1),
     "cat twice and a constant": lambda a, b: torch.cat([a, torch.ones_like(b), a, b], 1),
+    "cat twice, of unequal sizes": lambda a, b: torch.cat([a, b[:, :1], a], 1),
+    "cat twice and constants": lambda a, b: torch.cat(
+        [torch.ones_like(b), a, a, torch.ones_like(b[:, :1])], 1
+    ),
     "cat twice, flat": lambda a, b: torch.cat([x := a.flatten(1), b.flatten(1), x], 1),
     "flat cat": lambda a, b: torch.cat([a.flatten(1), b.flatten(1)], 1),
 }
