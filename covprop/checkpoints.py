@@ -32,8 +32,10 @@ from covprop.models import Normalize, build
 from covprop.train.checkpoint import save_weights
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
-WRAPPINGS = {"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True}
-WRAPPINGS |= {"model.": None, "net.": None}  # as most call it in a LightningModule
+WRAPPINGS = {
+    **{"": None, "module.": None, "1.": True, "1.module.": True, "module.1.": True},
+    **{"model.": None, "net.": None},  # as most call it in a LightningModule
+}
 STATES = ("state_dict", "net", "model", "model_state_dict")
 NORMALIZED = {"net": False}
 """Layouts that say by their name whether pixels are normalised."""
