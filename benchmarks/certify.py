@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="preact_resnet18")
     parser.add_argument("--norm", default=None)
     parser.add_argument("--width", type=int, default=None)
+    parser.add_argument("--image", type=int, default=32, help="pixels a side")
+    parser.add_argument("--channels", type=int, default=3)
     parser.add_argument("--cases", nargs="+", type=parse, default=[parse(case) for case in CASES])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=70, help="no case is begun after so many")
@@ -152,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--product", type=int, default=8192, help="size of the matrix product")
     options = parser.parse_args(arguments)
     device = choose_device(options.device)
-    subject = Subject(options.model, norm=options.norm, width=options.width, device=device)
+    shape = {"image": options.image, "channels": options.channels}
+    subject = Subject(options.model, norm=options.norm, width=options.width, **shape, device=device)
     model, (x, _) = subject.build().eval(), subject.batch(1)
     flops = count_flops(no_grad(lambda: model(x)))
     effort = Effort(warmup=2, rounds=options.rounds)
