@@ -31,7 +31,7 @@ from covprop.logits import Classifier
 if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
 
-COMPILE_PAYS = 60.0  # seconds of work; compiling takes 5 to 13 and saves two fifths
+COMPILE_PAYS = 25.0  # seconds of work; compiling takes 2 to 13 and saves two to four fifths
 TRIAL = 5  # passes that say how long the work will take
 
 
