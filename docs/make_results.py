@@ -44,7 +44,7 @@ SPREAD = (
     "± is the standard deviation over seeds, "
     "or for one seed half the 95 % interval over the images."
 )
-VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+)(?=-|$)")
+VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+|lambda[\d.]+)(?=-|$)")
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from covprop.errors import CovpropError
 from covprop.report.cells import duration
-from covprop.report.read import read
+from covprop.report.read import Certification, read
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.summary import Summary, summarize
 from covprop.train.length import at_length
@@ -95,9 +97,11 @@ TIMED_IN = {
 
 
 def points(results: Path, wave: str, also: bool = False) -> list[Point]:
-    """Everything certified of a wave, in the order of its jobs' names.
+    """Everything certified of a wave, in the order of its jobs' names, on the same images.
 
-    With `also`, a run that was certified in several ways is there once for each of them.
+    These are the fewest that a run was certified on; one that was certified on more of them is
+    there with these alone. With `also`, a run that was certified in several ways, or on more
+    images, is there once for each of them.
     """
     folder = results / wave
     expected = len(list(folder.glob("*/certify_*.tsv")))
@@ -106,22 +110,45 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
     certifications, warnings = read([folder])
     if len(certifications) != expected:  # one that is left out would be missed by nobody
         raise CovpropError(" ".join(warnings))
-    _, summaries = summarize(certifications)
+    few = min((set(c.rows.idx) for c in certifications if is_main(c)), key=len, default=set())
+    more = [c for c in certifications if is_main(c) and few < set(c.rows.idx)]
+    every = [*certifications, *(on_images(few, c) for c in more)]
+    _, summaries = summarize(sorted(every, key=lambda c: c.path))
     timing = alone_seconds(results, wave)
     found = []
     for group in by_recipe(summaries):
         logs = [member.certification.path for member in group.members]
         runs = [json.loads(log.with_name("run.json").read_text(encoding="utf-8")) for log in logs]
-        facts, main = runs[0], logs[0].name.startswith("certify_sigma_")
-        if facts["status"] == "done" and (main or also):
+        facts, first = runs[0], group.members[0].certification
+        usual = is_main(first) and not few < set(first.rows.idx)
+        if facts["status"] == "done" and (usual or also):
             beside = tuple(sorted({int(run["side_by_side"]) for run in runs}))
             found.append(Point(group, facts, beside, timing.get(base_name(facts["name"]))))
     return found
 
 
+def is_main(certification: Certification) -> bool:
+    """Whether it is the log that a run was certified with, and no further one."""
+    return certification.path.name.startswith("certify_sigma_")
+
+
+def on_images(few: set[int], c: Certification) -> Certification:
+    """A log with some of its images, whose noise is their own, alone; of a fixed N."""
+    kept = np.isin(c.rows.idx, list(few))
+    columns = ("idx", "label", "predict", "radius", "correct", "seconds")
+    rows = replace(c.rows, **{name: getattr(c.rows, name)[kept] for name in columns})
+    return replace(
+        c,
+        rows=rows,
+        p_lower=None if c.p_lower is None else c.p_lower[kept],
+        samples=float(c.meta["n"] * (~rows.skipped).mean()),
+        estimates={name: radii[kept] for name, radii in c.estimates.items()},
+    )
+
+
 def base_name(job: str) -> str:
-    """A job's name without its length: one timing serves all lengths."""
-    return re.sub(r"-\d+epochs$", "", job)
+    """A job's name without its length and λ: one timing serves them all."""
+    return re.sub(r"-(\d+epochs|lambda[\d.]+)$", "", job)
 
 
 def alone_seconds(results: Path, wave: str) -> dict[str, float]:

@@ -294,3 +294,34 @@ def test_the_pages_are_up_to_date() -> None:
     finally:
         sys.path.remove(str(ROOT / "docs"))
         del sys.modules["real_results"]
+
+
+def test_a_run_on_more_images_has_a_row_on_those_of_all_as_well(
+    make: ModuleType, tmp_path: Path
+) -> None:
+    wave = tmp_path / "mnist-0.25"
+    for seed in (0, 1):  # every other image of those that the third has
+        log = add_run(wave, "a", seed)
+        (head, *rows), journal = (
+            file.read_text().splitlines(keepends=True)
+            for file in (log, log.with_suffix(".rows.jsonl"))
+        )
+        log.write_text("".join([head, *rows[::2]]))
+        log.with_suffix(".rows.jsonl").write_text("".join(journal[::2]))
+    add_estimates(add_run(wave, "a", 2), {"linearized": {20 * i: 0.1 * i for i in range(40)}})
+    shown = {row[10]: row for row in lines(make.table("mnist-0.25"), "a`")}
+
+    def on(seed: int, images: slice) -> float:
+        rows = draw_rows(seed, 0.25)[images]
+        return sum(r["correct"] * r["radius"] for r in rows) / len(rows)
+
+    few = sum(on(seed, slice(0, None, 2)) for seed in (1, 2, 3)) / 3
+    assert shown.keys() == {"20", "40"}
+    assert shown["20"][1].startswith(f"{few:.3f} ± ")
+    assert shown["20"][2] == "3"
+    assert shown["40"][1].startswith(f"{acr(3):.3f} ± ")
+    assert shown["40"][2] == "1"
+    (cell,) = (row[1] for row in lines(make.overview("a"), "a`"))
+    assert cell.startswith(f"{few:.3f} ± ")
+    (truth,) = lines(make.truth("mnist-0.25"), "a`")  # of the images of all
+    assert truth[3] == f"{sum(0.1 * i for i in range(0, 40, 2)) / 20:.3f}"
