@@ -111,11 +111,12 @@ def overview(*methods: str) -> str:
         if row["method"] == "the paper's method"
     }
     rows = [["published by the paper", *(paper.get(wave, "–") for _, wave in waves)]]
+    found = [(points(RESULTS, wave), failures(RESULTS, wave)) for _, wave in waves]
     for method in methods:
         cells = []
-        for _, wave in waves:
-            of_method = [p for p in points(RESULTS, wave) if VARIANT.sub("", p.name) == method]
-            failed = [f for f in failures(RESULTS, wave) if VARIANT.sub("", f["name"]) == method]
+        for ended, not_ended in found:
+            of_method = [p for p in ended if VARIANT.sub("", p.name) == method]
+            failed = [f for f in not_ended if VARIANT.sub("", f["name"]) == method]
             best = max(of_method, key=lambda p: (p.seeds, p.group.acr[0]), default=None)
             cells.append(with_seeds(best) if best else failed[0]["why"] if failed else "–")
         rows.append([f"`{method}`", *cells])
