@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from covprop.errors import InvalidInput
+
+
+def check_sigma(sigma: float) -> float:
+    """σ as a float, or one sentence about what is wrong with it."""
+    try:
+        value = math.nan if isinstance(sigma, str) else float(sigma)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        plain = isinstance(sigma, int | float | str | None)
+        found = sigma if plain else f"a {type(sigma).__name__}"
+        raise InvalidInput(f"sigma is {found}: give a positive standard deviation (pixel scale).")
+    return value
 
 
 def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.kernels.moments import normal_cdf
-from covprop.propagate.inputs import check_sigma
+from covprop.pixels import check_sigma
 from covprop.propagate.settings import PAPER, Settings
 
 
@@ -84,6 +84,10 @@ def _check_range(labels: Tensor, classes: int) -> None:
 
 def check_same_sigma(out: Gaussian, sigma: float) -> None:
     """The σ of the radius is the one the moments belong to, where they say, or InvalidInput."""
+    if not isinstance(out, Gaussian):
+        raise InvalidInput(
+            f"the moments are a {type(out).__name__}: give the Gaussian that a Propagator returns."
+        )
     if out.sigma is not None and abs(out.sigma - sigma) > 1e-6 * sigma:
         raise InvalidInput(
             f"the moments were propagated with sigma={out.sigma:g} and the radius is asked for "

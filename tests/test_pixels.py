@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from covprop.errors import InvalidInput
-from covprop.pixels import check_range
+from covprop.pixels import check_range, check_sigma
 
 
 def test_pixels_on_another_scale_are_refused() -> None:
@@ -23,3 +23,20 @@ def test_pixels_on_another_scale_are_refused() -> None:
 @pytest.mark.filterwarnings("error")
 def test_images_that_want_a_gradient() -> None:
     check_range(torch.tensor([0.0, 1.0], requires_grad=True), (0.0, 1.0))
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), None, "a", "0.5"])
+def test_bad_sigma(sigma: float) -> None:
+    with pytest.raises(InvalidInput, match=f"sigma is {sigma}: give a positive"):
+        check_sigma(sigma)
+
+
+def test_what_is_no_sigma_at_all_is_named_by_its_kind() -> None:
+    with pytest.raises(InvalidInput, match=r"^sigma is a Linear: give a positive"):
+        check_sigma(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_sigma_is_a_float() -> None:
+    given = check_sigma(torch.tensor(0.5)), check_sigma(1)  # type: ignore[arg-type]
+    assert given == (0.5, 1.0)
+    assert all(type(sigma) is float for sigma in given)

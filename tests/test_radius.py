@@ -269,6 +269,12 @@ def test_moments_know_their_sigma_and_refuse_another() -> None:
     assert stack.sigma is None
 
 
+def test_what_has_no_moments_is_refused() -> None:
+    pair = (torch.zeros(2, 3), torch.eye(3))
+    with pytest.raises(InvalidInput, match=r"^the moments are a tuple: give the Gaussian that"):
+        estimated_radius(pair, 0.5)  # type: ignore[arg-type]
+
+
 def test_a_compiled_radius_checks_sigma_without_a_break() -> None:
     prop = covprop.Propagator(nn.Linear(4, 3), 0.25, (4,))
     other = covprop.Propagator(nn.Linear(4, 3), 0.3, (4,))

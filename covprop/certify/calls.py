@@ -1,6 +1,5 @@
 """What `certify` and `predict` share: options checked, the way chosen, answers brought in order."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import Field, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -15,6 +14,7 @@ from covprop.certify.noise import block_size
 from covprop.certify.sample import Way, blocks_a_pass
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
+from covprop.pixels import check_sigma
 
 RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
 
@@ -63,8 +63,7 @@ def check_options(
     at_least: float | Sequence[float] | None = None,
 ) -> Question | None:
     """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
-    if not (math.isfinite(sigma) and sigma > 0):
-        raise InvalidInput(f"sigma is a positive number on the pixel scale [0, 1], not {sigma}")
+    check_sigma(sigma)
     if not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
     if isinstance(n0, float) or isinstance(n, float):

@@ -24,6 +24,14 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     check_range(x, value_range)
 
 
+def check_classifier(model: Classifier) -> None:
+    """Refuse what cannot be asked for logits, the path of a checkpoint for instance."""
+    if not callable(model):
+        raise InvalidInput(
+            f"model is a {type(model).__name__}; give a module or a function from images to logits"
+        )
+
+
 def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:
     """The one given, else where the model's tensors are, else where the images are."""
     if device is None and isinstance(model, nn.Module):

@@ -17,6 +17,7 @@ from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.count import add_outcomes
 from covprop.certify.given import (
     as_index,
+    check_classifier,
     check_images,
     device_of,
     dtype_of,
@@ -107,6 +108,7 @@ class Sampler:
         index: list[int],
         way: Way,
     ) -> None:
+        check_classifier(model)
         check_images(x, way.value_range)
         if way.dtype not in PRECISIONS:
             raise InvalidInput(

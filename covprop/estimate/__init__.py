@@ -24,8 +24,7 @@ from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
 from covprop.estimate.shared import calibrated, shared
 from covprop.mode import switched
-from covprop.pixels import check_range
-from covprop.propagate.inputs import check_sigma
+from covprop.pixels import check_range, check_sigma
 
 ESTIMATORS: dict[str, Callable[..., Margin]] = {
     "shared": shared,

@@ -24,7 +24,7 @@ from covprop.explore.pictures import THUMBNAIL, image, png
 from covprop.explore.plain import cloud, ellipse, margin_numbers, numbers, votes
 from covprop.gaussian import Gaussian
 from covprop.noise import seed_of, seeded
-from covprop.propagate.inputs import check_sigma
+from covprop.pixels import check_sigma
 from covprop.propagate.propagator import Propagator
 from covprop.radius import top_two
 

@@ -18,7 +18,7 @@ from covprop.methods.smoothadv import SmoothAdv
 from covprop.methods.weighting import RadiusWeights, WithRadius
 from covprop.names import unknown
 from covprop.options import call
-from covprop.propagate.inputs import check_sigma
+from covprop.pixels import check_sigma
 
 METHODS: dict[str, Callable[..., Method]] = {
     "gaussian": Gaussian,

@@ -26,6 +26,11 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
+        if isinstance(mean, int | float) or isinstance(std, int | float):
+            raise InvalidInput(
+                "Normalize has a mean and a standard deviation for every channel: for one channel "
+                "give mean=(0.5,), std=(0.25,)."
+            )
         if len(mean) != len(std) or not len(mean):
             raise InvalidInput(
                 f"Normalize got {len(mean)} means and {len(std)} standard deviations; "

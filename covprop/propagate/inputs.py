@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import SupportsIndex
 
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-
-
-def check_sigma(sigma: float) -> float:
-    """σ as a float, or one sentence about what is wrong with it."""
-    try:
-        value = float(sigma)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise InvalidInput(f"sigma is {sigma}: give a positive standard deviation (pixel scale).")
-    return value
 
 
 def check_samples(samples: int, least: int = 2) -> None:

@@ -13,7 +13,8 @@ from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.gaussian import Gaussian, Moments
 from covprop.mode import switched
 from covprop.names import nearest
-from covprop.propagate.inputs import check_images, check_shape, check_sigma
+from covprop.pixels import check_sigma
+from covprop.propagate.inputs import check_images, check_shape
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision

@@ -20,7 +20,11 @@ def test_constants_are_buffers_and_follow_the_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"), [((0.5,), (0.5, 0.5)), ((), ()), ((0.5,), (-1.0,)), ((0.5,), (float("nan"),))]
+    ("mean", "std"),
+    [
+        *[((0.5,), (0.5, 0.5)), ((), ()), ((0.5,), (-1.0,)), ((0.5,), (float("nan"),))],
+        *[(0.5, 0.25), ((0.5,), 1)],
+    ],
 )
 def test_bad_constants_are_refused(mean: tuple, std: tuple) -> None:
     with pytest.raises(InvalidInput):
