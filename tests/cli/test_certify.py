@@ -174,7 +174,7 @@ def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
     [
         (["nowhere"], "no run folder or checkpoint nowhere"),
         (["{run}", "--arch", "lenet"], "--arch is for checkpoint files"),
-        (["{run}", "--sigma", "-1"], "sigma is a positive number"),
+        (["{run}", "--sigma", "-1"], "sigma is -1.0: give a positive"),
         (["{run}", "--alpha", "2"], "alpha is a probability"),
         (["{run}", "--skip", "0"], "--skip and --max are at least 1"),
         (["{run}", "--out", "log"], "a file ending in .tsv"),
