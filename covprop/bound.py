@@ -47,5 +47,8 @@ def decorrelated_bound(
 ) -> Tensor:
     """B = diag(τ₁Σ₁, τ₂Σ₂), which bounds the joint covariance of every pair whose correlation is
     at most r_max in all directions."""
+    for matrix in (first, second):
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise InvalidInput(f"a covariance is square, not {list(matrix.shape)}.")
     tau_1, tau_2 = inflation(r_max, eta, kappa)
     return torch.block_diag(tau_1 * first, tau_2 * second)

@@ -32,7 +32,9 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
     if value_range is None or x.numel() == 0:
         return
     low, high = (float(v) for v in x.detach().aminmax())
-    if not (value_range[0] <= low and high <= value_range[1]):  # also refuses NaN
+    if math.isnan(low):
+        raise InvalidInput("the images hold NaN, which no classifier can be asked about.")
+    if not (value_range[0] <= low and high <= value_range[1]):
         raise InvalidInput(
             f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
             f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "

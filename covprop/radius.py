@@ -82,11 +82,17 @@ def _check_range(labels: Tensor, classes: int) -> None:
         )
 
 
-def check_same_sigma(out: Gaussian, sigma: float) -> None:
-    """The σ of the radius is the one the moments belong to, where they say, or InvalidInput."""
+def check_moments(out: Gaussian, sigma: float) -> None:
+    """Moments of one shape, and of the σ that the radius is asked for, or InvalidInput."""
     if not isinstance(out, Gaussian):
         raise InvalidInput(
             f"the moments are a {type(out).__name__}: give the Gaussian that a Propagator returns."
+        )
+    check_classes(out.mean)
+    if out.cov.shape != 2 * out.mean.shape[1:]:
+        raise InvalidInput(
+            f"means of shape {list(out.mean.shape)} and a covariance of {list(out.cov.shape)}: "
+            f"give one covariance for the batch, [{out.mean.shape[1]}, {out.mean.shape[1]}]."
         )
     if out.sigma is not None and abs(out.sigma - sigma) > 1e-6 * sigma:
         raise InvalidInput(
@@ -159,7 +165,7 @@ def estimated_radius(
         0.7071
     """
     sigma = check_sigma(sigma)
-    check_same_sigma(out, sigma)
+    check_moments(out, sigma)
     return sigma * signed_ratio(out, labels, settings)
 
 
@@ -194,6 +200,8 @@ class RadiusLoss(nn.Module):
         super().__init__()
         if reduction not in ("mean", "none"):
             raise InvalidInput(f'reduction is {reduction!r}: choose "mean" or "none".')
+        if not isinstance(settings, Settings):
+            raise InvalidInput(f"settings is a {type(settings).__name__}: give a covprop.Settings.")
         if not 0 <= weight < math.inf:
             raise InvalidInput(f"weight is {weight}: give λ, 0 or more.")
         if offset is not None and not math.isfinite(offset):
@@ -205,7 +213,7 @@ class RadiusLoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, out: Gaussian, labels: Tensor) -> Tensor:
-        check_same_sigma(out, self.sigma)
+        check_moments(out, self.sigma)
         check_labels(out.mean, labels)
         mean = out.mean.to(out.cov.dtype)
         loss = nn.functional.cross_entropy(mean, labels.long(), reduction="none")
@@ -215,6 +223,8 @@ class RadiusLoss(nn.Module):
 
     def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         """max(0, Γ − radius), by the settings, for right predictions, 0 for wrong ones, [b]."""
+        check_moments(out, self.sigma)
+        check_labels(out.mean, labels)
         scaled = signed_ratio(out, None, self.settings)
         right = out.mean.detach().argmax(1) == labels
         mean = out.mean.to(out.cov.dtype)

@@ -57,3 +57,8 @@ def test_the_correlations_of_single_entries_are_not_enough() -> None:
 def test_bad_choices(bad: tuple) -> None:
     with pytest.raises(InvalidInput):
         inflation(*bad)
+
+
+def test_what_is_no_covariance_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"square, not \[3, 2\]"):
+        decorrelated_bound(torch.eye(2), torch.ones(3, 2), 0.2)

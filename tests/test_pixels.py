@@ -8,7 +8,7 @@ from covprop.pixels import check_range, check_sigma
 
 
 def test_pixels_on_another_scale_are_refused() -> None:
-    for values in ([0.0, 255.0], [-1.0, 1.0], [0.5, float("nan")]):
+    for values in ([0.0, 255.0], [-1.0, 1.0]):
         x = torch.tensor(values)
         with pytest.raises(InvalidInput, match=r"must lie in \[0, 1\], the scale sigma") as caught:
             check_range(x, (0.0, 1.0))
@@ -18,6 +18,11 @@ def test_pixels_on_another_scale_are_refused() -> None:
         check_range(x, None)
     check_range(torch.tensor([0.0, 1.0]), (0.0, 1.0))
     check_range(torch.empty(0, 3), (0.0, 1.0))
+
+
+def test_images_that_are_no_numbers_are_called_so() -> None:
+    with pytest.raises(InvalidInput, match="hold NaN"):
+        check_range(torch.tensor([0.5, float("nan")]), (0.0, 1.0))
 
 
 @pytest.mark.filterwarnings("error")

@@ -269,10 +269,26 @@ def test_moments_know_their_sigma_and_refuse_another() -> None:
     assert stack.sigma is None
 
 
-def test_what_has_no_moments_is_refused() -> None:
-    pair = (torch.zeros(2, 3), torch.eye(3))
-    with pytest.raises(InvalidInput, match=r"^the moments are a tuple: give the Gaussian that"):
-        estimated_radius(pair, 0.5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ((torch.zeros(2, 3), torch.eye(3)), "^the moments are a tuple: give the Gaussian that"),
+        (Gaussian(torch.zeros(1, 3), torch.eye(4)), r"of \[4, 4\]: give one .* \[3, 3\]"),
+        (Gaussian(torch.zeros(2, 3), torch.zeros(2, 3, 3)), r"of \[2, 3, 3\]: give one"),
+    ],
+)
+def test_what_has_no_moments_is_refused(out: Gaussian, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        estimated_radius(out, 0.5)
+
+
+@pytest.mark.parametrize("labels", [[[0], [1]], [0], [0, 3], [0.0, 1.0]])
+def test_the_hinge_alone_looks_at_labels_too(labels: list) -> None:
+    out = Gaussian(torch.randn(2, 3), torch.eye(3))
+    with pytest.raises(InvalidInput, match=r"^label"):
+        RadiusLoss(0.5).hinge(out, torch.tensor(labels))
+    with pytest.raises(InvalidInput, match=r"^settings is a str: give"):
+        RadiusLoss(0.5, settings="PAPER")  # type: ignore[arg-type]
 
 
 def test_a_compiled_radius_checks_sigma_without_a_break() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import Field, fields, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -66,9 +66,10 @@ def check_options(
     check_sigma(sigma)
     if not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
-    if isinstance(n0, float) or isinstance(n, float):
+    if not (isinstance(n0, SupportsIndex) and isinstance(n, SupportsIndex)):
         raise InvalidInput(
-            f"samples are counted in whole numbers, not n0 = {n0} and n = {n}; write 1000 for 1e3"
+            f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "
+            "write 1000 for 1e3"
         )
     if n < 1 or n0 < 1:
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
@@ -85,25 +86,3 @@ def check_options(
                 f"{radius:g} is out of reach; take more samples"
             )
     return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
-
-
-def check_labels(
-    labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
-) -> list[int]:
-    """The images' labels; a label that no guess can equal would count as wrong in silence."""
-    if labels is None:
-        raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
-    tensor = torch.as_tensor(labels)
-    given = tensor.reshape(-1).tolist()
-    if len(given) != images:
-        raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")
-    if given and (tensor.ndim > 1 or tensor.dtype.is_floating_point or tensor.dtype is torch.bool):
-        raise InvalidInput(
-            f"labels are whole numbers, one an image, not "
-            f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        )
-    for label in given:
-        if label < 0 or (num_classes is not None and label >= num_classes):
-            end = "" if num_classes is None else f" to {num_classes - 1}"
-            raise InvalidInput(f"labels count classes from 0{end}, but one of them is {label}")
-    return given

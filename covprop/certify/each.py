@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
-from covprop.certify.given import check_images
+from covprop.certify.given import check_images, check_label_range
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
 from covprop.certify.sample import Sampler, Tallies, Way
@@ -126,7 +126,9 @@ class Certifying:
                 assert image.tally is not None
                 guess = int(image.tally.argmax()[0])
                 self.known[image.slot] = _Known(guess)
-                if self.right is not None and guess != self.right[image.number]:
+                right = None if self.right is None else self.right[image.number : image.number + 1]
+                check_label_range(right, image.tally.counts.shape[1] - 1)
+                if right is not None and guess != right[0]:
                     image.done = True
                 else:
                     image.purpose, image.target = ESTIMATE, self.plan.sizes[0]

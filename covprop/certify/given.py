@@ -1,6 +1,8 @@
 """What a caller gives: images, their names and a network, looked at before any sample is drawn."""
 
+import operator
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +55,43 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
     """The images' names: 0, 1, … unless given."""
     if index is None:
         return list(range(images))
-    given = [index] if isinstance(index, int) else [int(i) for i in index]
+    given = [index] if isinstance(index, int) else [_whole(i) for i in index]
     if len(given) != images:
         raise InvalidInput(f"{images} images need {images} indices, not {len(given)}")
     if any(i < 0 for i in given):
         raise InvalidInput("an image's index cannot be negative")
     return given
+
+
+def check_labels(
+    labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
+) -> list[int]:
+    """The images' labels; a label that no guess can equal would count as wrong in silence."""
+    if labels is None:
+        raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
+    tensor = torch.as_tensor(labels)
+    given = tensor.reshape(-1).tolist()
+    if len(given) != images:
+        raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")
+    if given and (tensor.ndim > 1 or tensor.dtype.is_floating_point or tensor.dtype is torch.bool):
+        raise InvalidInput(
+            f"labels are whole numbers, one an image, not "
+            f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        )
+    check_label_range(given, num_classes)
+    return given
+
+
+def check_label_range(labels: Sequence[int] | None, num_classes: int | None) -> None:
+    """Refuse labels that are none of so many classes, or of any number if that is not known."""
+    for label in labels or ():
+        if label < 0 or (num_classes is not None and label >= num_classes):
+            end = "" if num_classes is None else f" to {num_classes - 1}"
+            raise InvalidInput(f"labels count classes from 0{end}, but one of them is {label}")
+
+
+def _whole(index: SupportsIndex) -> int:
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise InvalidInput(f"images are named by whole numbers, not {index}") from None

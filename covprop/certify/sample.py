@@ -229,7 +229,7 @@ class Sampler:
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             self.channels_last = False
             logits = self._plain_logits(sample)
         if logits.shape[1] < 2:  # its argmax would be 0 whatever the noise: the largest certificate
@@ -248,7 +248,7 @@ class Sampler:
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:
             return self._logits(sample)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             if out_of_memory(error):
                 raise
             raise InvalidInput(

@@ -25,15 +25,9 @@ from covprop.certify.bounds import (
     run_looks,
     sample_warning,
 )
-from covprop.certify.calls import (
-    check_labels,
-    check_options,
-    first,
-    in_order,
-    on_fast_path,
-)
+from covprop.certify.calls import check_options, first, in_order, on_fast_path
 from covprop.certify.each import Certifying, Predicting, Source, settle, stack
-from covprop.certify.given import as_index, check_images
+from covprop.certify.given import as_index, check_images, check_label_range, check_labels
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.sample import Sampler, Way
 from covprop.logits import Classifier
@@ -155,6 +149,7 @@ def certified(
     sampler: Sampler, n0: int, plan: Looks, question: Question | None, right: list[int] | None
 ) -> Certificate:
     """Certificates of a sampler's images; `right` are their labels if wrong guesses are skipped."""
+    check_label_range(right, sampler.num_classes)
     guess = sampler.tally(SELECT, np.arange(sampler.images), n0).argmax()
 
     def draw(size: int, active: Ints) -> Tally:

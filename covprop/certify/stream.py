@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from covprop.certify.bounds import looks, sample_warning
-from covprop.certify.calls import check_labels, check_options, on_fast_path
+from covprop.certify.calls import check_options, on_fast_path
 from covprop.certify.each import Source
+from covprop.certify.given import check_labels
 from covprop.certify.noise import block_size
 from covprop.certify.sample import Way, in_turn
 from covprop.certify.smooth import (
@@ -24,6 +25,7 @@ from covprop.certify.smooth import (
     predict_queue,
     predicted,
 )
+from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 
 
@@ -102,4 +104,6 @@ def _peek(images: Source) -> tuple[Iterator[tuple[int, Tensor]], Tensor | None]:
     """The images, and the first of them."""
     source = iter(images)
     first = next(source, None)
+    if first is not None and not (isinstance(first, tuple) and len(first) == 2):
+        raise InvalidInput("images come with their index, as by enumerate(images)")
     return (iter(()), None) if first is None else (chain([first], source), first[1])

@@ -84,9 +84,12 @@ def ibp(model: nn.Module, x: Tensor, epsilon: float) -> Box:
         >>> bool((box.lower <= model(torch.full((1, 2), 0.1))).all())
         True
     """
+    if not isinstance(x, Tensor) or x.ndim < 2:
+        found = f"of shape {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise InvalidInput(f"x is {found}: give a batch of images, as a tensor.")
     if not x.is_floating_point():
         raise InvalidInput(f"x is {x.dtype}: give float images.")
-    if not 0 <= epsilon < float("inf"):
+    if not isinstance(epsilon, int | float) or not 0 <= epsilon < float("inf"):
         raise InvalidInput(f"epsilon is {epsilon}: give the half-width of the box, 0 or more.")
     with switched(model, training=False), torch.no_grad():
         plan = build(model, tuple(x.shape[1:]), PAPER)

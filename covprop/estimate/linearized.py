@@ -36,7 +36,9 @@ def linearize(
             has the runner-up that is the largest there: the class has to win against all.
         create_graph: keep the graph of logits, gap and variance, to train on them.
     """
-    with torch.enable_grad():
+    # In inference mode nothing has a gradient; asking first leaves a compiled step as it was.
+    leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    with leave, torch.enable_grad():
         at = points.detach().clone().requires_grad_(True)
         # Of torch's ways to compute attention the plain one alone has a second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext()

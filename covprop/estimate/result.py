@@ -31,10 +31,10 @@ def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits, or one sentence where it does not take such images."""
     try:
         returned = model(x)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
-            f"on {x.device}: {first_line(error)}"
+            f"on {x.device}: {first_line(error)}{' (one image is x[None])' * (x.ndim < 4)}"
         ) from error
     return as_logits(returned, len(x), type(model).__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
 from covprop.propagate.inputs import check_samples
@@ -25,6 +26,8 @@ def sampled(
     The top two classes are those of the mean logits. Memory holds the logits of all samples.
     """
     check_samples(samples)
+    if chunk < 1:
+        raise InvalidInput(f"chunk is {chunk}: a pass takes at least one sample.")
     draws = []
     for image in x:
         rows = []

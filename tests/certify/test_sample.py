@@ -92,14 +92,6 @@ def test_a_model_without_logits_is_refused() -> None:
         certify(lambda x: (x, x), images(1), sigma=SIGMA, n=500)
 
 
-@pytest.mark.parametrize("model", ["net.pt", None])
-def test_what_cannot_be_asked_for_logits_is_refused(model: object) -> None:
-    expected = f"^model is a {type(model).__name__}; give a module or a function from images"
-    for fast in (False, True):
-        with pytest.raises(InvalidInput, match=expected):
-            certify(model, torch.zeros(1, 4, 4), sigma=0.25, n=1000, fast=fast)  # type: ignore[arg-type]
-
-
 def test_a_module_is_sampled_where_its_tensors_are() -> None:
     """Also one that holds buffers only; `meta` stands in for a GPU."""
     assert device_of(HalfSpace().to("meta"), images(1), None).type == "meta"

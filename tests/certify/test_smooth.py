@@ -252,7 +252,7 @@ def test_few_samples_are_a_warning() -> None:
     [
         (torch.full(SHAPE, 1.5), {}, r"must lie in \[0, 1\].*span \[1.5, 1.5\]"),
         (torch.full(SHAPE, -0.1), {}, "must lie in"),
-        (torch.full(SHAPE, torch.nan), {}, "must lie in"),
+        (torch.full(SHAPE, torch.nan), {}, "hold NaN"),
         (torch.zeros(4, 4), {}, r"not float32 \[4, 4\]"),
         (torch.zeros(SHAPE, dtype=torch.uint8), {}, "not uint8"),
         (torch.zeros(SHAPE), {"sigma": 0.0}, "give a positive standard deviation"),

@@ -214,7 +214,7 @@ def test_bad_input_is_one_sentence() -> None:
         margin(model, x, -1.0)
     with pytest.raises(InvalidInput, match=r"images must lie in \[0, 1\], .* span \[0, 2\]"):
         margin(model, torch.linspace(0, 2, 49).view(1, 1, 7, 7), 0.3)
-    with pytest.raises(InvalidInput, match=r"images must lie in \[0, 1\]"):
+    with pytest.raises(InvalidInput, match="the images hold NaN"):
         margin(model, torch.full((1, 1, 7, 7), torch.nan), 0.3)
     beyond = margin(model, x + 1, 0.3, value_range=None)
     assert beyond.top.tolist() == model(x + 1).argmax(1).tolist()
@@ -252,3 +252,16 @@ def test_propagated_covariance_bounds_the_sampled_one_for_a_trained_like_network
     cov = Propagator(model, 0.3, (1, 7, 7))(x).cov.detach()
     draws = monte_carlo_logits(model, x[0], 0.3, 20_000)
     assert torch.diagonal(cov).sum() > draws.var(0).sum()
+
+
+def test_a_model_of_two_inputs_and_a_pass_of_nothing_are_one_sentence() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    x = torch.rand(1, 1, 2, 2)
+    for estimator in ("linearized", "sampled"):
+        with pytest.raises(InvalidInput, match=r"^Two does not accept .* missing 1 required"):
+            margin(Two(), x, 0.5, estimator)
+    with pytest.raises(InvalidInput, match=r"^chunk is 0"):
+        margin(nn.Flatten(), x, 0.5, "sampled", chunk=0)

@@ -175,3 +175,17 @@ def test_what_is_not_known_is_bounded_by_slope_or_refused(monkeypatch: pytest.Mo
         ibp(nn.Sequential(Mix(), nn.Flatten()), torch.zeros(1, 2), 0.3)
     with pytest.raises(InvalidInput, match="epsilon is -1"):
         ibp(nn.Flatten(), torch.zeros(1, 2), -1)
+
+
+@pytest.mark.parametrize(
+    ("x", "epsilon", "message"),
+    [
+        (np.zeros((1, 2)), 0.1, "^x is a ndarray: give a batch"),
+        (torch.zeros(2), 0.1, r"^x is of shape \[2\]: give a batch"),
+        (torch.zeros(1, 2), "a", "^epsilon is a: give"),
+        (torch.zeros(1, 2), None, "^epsilon is None: give"),
+    ],
+)
+def test_mistakes_are_one_sentence(x: Tensor, epsilon: float, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        ibp(nn.Linear(2, 2), x, epsilon)

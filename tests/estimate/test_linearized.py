@@ -168,3 +168,11 @@ def test_the_radius_is_that_of_winning_against_all_classes() -> None:
     assert found.mean.item() == pytest.approx(1 - (2 / torch.pi) ** 0.5, abs=0.02)
     assert found.var.item() == pytest.approx(1.0)
     assert found.top.item() == 0
+
+
+def test_inference_mode_does_not_take_the_gradient_away() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+    x = torch.rand(2, 1, 2, 2)
+    with torch.inference_mode():
+        found = margin(net, x.clone(), 0.5)
+    torch.testing.assert_close(found.radius, margin(net, x, 0.5).radius)

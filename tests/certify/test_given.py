@@ -1,0 +1,65 @@
+"""What a caller gives that cannot be meant."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covprop.certify import certify, certify_each, predict
+from covprop.certify.given import as_index, check_label_range, check_labels
+from covprop.errors import InvalidInput
+
+X = torch.rand(2, 1, 4, 4)
+NET = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
+
+
+@pytest.mark.parametrize("model", ["net.pt", None])
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_cannot_be_asked_for_logits_is_refused(model: object, fast: bool) -> None:
+    expected = f"^model is a {type(model).__name__}; give a module or a function from images"
+    for ask in (certify, predict):
+        with pytest.raises(InvalidInput, match=expected):
+            ask(model, X, sigma=0.25, n=1000, fast=fast)  # type: ignore[operator]
+
+
+def test_a_model_of_two_inputs_is_refused_in_a_sentence() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    with pytest.raises(InvalidInput, match=r"^the model fails .* missing 1 required"):
+        certify(Two(), X, sigma=0.25, n=1000)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_label_that_is_no_class_is_refused_where_classes_are_not_told(fast: bool) -> None:
+    asked = {"sigma": 0.25, "n": 1000, "fast": fast, "skip_wrong": True}
+    with pytest.raises(InvalidInput, match="from 0 to 2, but one of them is 3"):
+        certify(NET, X, labels=[0, 3], **asked)  # type: ignore[arg-type]
+    assert len(certify(NET, X, labels=[0, 2], **asked).radius) == 2  # type: ignore[arg-type]
+
+
+def test_labels_are_those_of_the_images() -> None:
+    assert check_labels(torch.tensor([2, 0]), 2, 3) == [2, 0]
+    with pytest.raises(InvalidInput, match="2 images need 2 labels, not 1"):
+        check_labels([1], 2, None)
+    with pytest.raises(InvalidInput, match="from 0, but one of them is -1"):
+        check_label_range([0, -1], None)
+    check_label_range(None, 3)
+
+
+@pytest.mark.parametrize("index", [[0.5, 1], torch.tensor([0.0, 1.0]), ["a", "b"]])
+def test_images_are_named_by_whole_numbers(index: list) -> None:
+    with pytest.raises(InvalidInput, match=r"^images are named by whole numbers, not"):
+        as_index(index, 2)
+    assert as_index(torch.tensor([7, 3]), 2) == [7, 3]
+
+
+def test_images_without_an_index_are_no_source() -> None:
+    with pytest.raises(InvalidInput, match=r"as by enumerate\(images\)"):
+        list(certify_each(NET, X, 2, sigma=0.25, n=1000))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", ["100", None, 100.5])
+def test_samples_are_counted(n: int) -> None:
+    with pytest.raises(InvalidInput, match=f"whole numbers, not n0 = 100 and n = {n!r}"):
+        certify(NET, X, sigma=0.25, n=n)
