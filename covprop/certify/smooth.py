@@ -117,7 +117,8 @@ def certify(
 
     On a GPU a hundred passes and more are replayed as one CUDA graph, and compiled first where
     that pays, or if `compiled` says so; in half precision with batch norms folded into weights.
-    `fast=False` runs plain passes on the same noise.
+    `fast=False` runs plain passes on the same noise; on a CPU `fast=True` draws a GPU's noise.
+    Image by image, as they come, `from covprop.certify import certify_each` does the same.
 
     >>> import covprop, torch
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)

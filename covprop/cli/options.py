@@ -33,7 +33,8 @@ Fast = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help="Replay passes of one shape as a CUDA graph, or run them plainly on the same noise.",
+        help="Replay passes of one shape as a CUDA graph, or run them plainly on the same noise; "
+        "on a CPU --fast draws the noise of a GPU.",
         show_default="fast on a GPU, if a hundred passes are needed",
     ),
 ]
