@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from covprop.errors import InvalidInput
 from covprop.names import unknown
+from covprop.options import check_value
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Settings:
     Σ itself, and all that follows a linear layer, stays in float32."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.r_max, str):
+        for field in fields(self):
+            if field.name != "r_max":
+                check_value(field.name, getattr(self, field.name), type(field.default))
+        if not isinstance(self.r_max, int | float | Mapping):
             if self.r_max != "estimated":
                 raise InvalidInput(
                     f"r_max is {self.r_max!r}: give a number in [0, 1], a mapping from layer "

@@ -36,7 +36,8 @@ def test_r_max_for_each_layer() -> None:
     [
         {"r_max": -0.1}, {"r_max": 1.5}, {"r_max": "guessed"}, {"r_max": {"a": 2.0}},
         {"r_max": float("nan")}, {"margin_covariance": "product"}, {"relu_floor": -1.0},
-        {"quadrature_nodes": 1}, {"products": "float16"},
+        {"quadrature_nodes": 1}, {"products": "float16"}, {"multi_block": "no"}, {"offset": "a"},
+        {"quadrature_nodes": 2.5}, {"r_max": None}, {"soft_term": 1},
     ],
 )  # fmt: skip
 def test_bad_values(bad: dict) -> None:
