@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from covprop import data, models
+from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.models.own import code_file, code_hash
 from covprop.options import Positive, Range, check_value
@@ -64,6 +65,7 @@ class Run:
 
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
         """The trained model, in eval mode on `device`."""
+        where = choose_device(str(device))
         options = dict(self.config.get("model", {}))
         model = models.build(
             str(options.pop("name", "")),
@@ -73,7 +75,7 @@ class Run:
             **options,
         )
         checkpoint.load_weights(self.folder / "model.safetensors", model)
-        return model.to(device).eval()
+        return model.to(where).eval()
 
     def changed_code(self) -> Path | None:
         """The own model's file, if it is not what it was when the run was begun."""

@@ -44,6 +44,18 @@ def test_the_model_comes_back(folder: Path) -> None:
     assert run.config == CONFIG
 
 
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda")])
+def test_a_device_that_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device | str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    checkpoint.save_weights(folder / "model.safetensors", _net())
+    with pytest.raises(InvalidInput, match='"cuda" needs CUDA, which is not available; use cpu'):
+        Run(folder).load_model(device)
+    with pytest.raises(InvalidInput, match='no device "gpu"; choose'):
+        Run(folder).load_model("gpu")
+
+
 def test_weights_of_another_model_are_one_sentence(folder: Path) -> None:
     checkpoint.save_weights(folder / "model.safetensors", _net(width=3))
     with pytest.raises(InvalidInput, match=r"model\.safetensors belongs to another model"):

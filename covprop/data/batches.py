@@ -16,6 +16,7 @@ from covprop.data.decode import PADDING
 from covprop.data.folders import FolderImages
 from covprop.data.images import Images
 from covprop.data.workers import give_back, mix, take
+from covprop.device import choose_device
 from covprop.errors import InvalidInput
 
 Augment = Literal["none", "flip", "crop-flip"]
@@ -76,12 +77,7 @@ def batches(
         )
     numbers = range(start, count_batches(data, batch_size, drop_last=drop_last))
     if order is not None:
-        if order.shape != (len(data),):
-            raise InvalidInput(
-                f"order has shape {tuple(order.shape)}; it must name {len(data)} images, as many "
-                f"as {data.name} has."
-            )
-        order = order.cpu()
+        order = _checked(order, data)
     elif shuffle:
         order = torch.randperm(len(data), generator=_generator(seed, epoch))
     else:
@@ -91,10 +87,29 @@ def batches(
         first, last = number * batch_size, min((number + 1) * batch_size, len(data))
         size = last - first
         slices.append(_Slice(number, first, size, size * rank // world, size * (rank + 1) // world))
-    device = torch.device(device)
+    device = choose_device(str(device))
     if isinstance(data, Images):
         return _resident(data, order, slices, (seed, epoch), device, augment)
     return _decoded(data, order, slices, (seed, epoch), device, augment, workers)
+
+
+def _checked(order: Tensor, data: Images | FolderImages) -> Tensor:
+    """Positions of images that there are, as many as there are."""
+    order = torch.as_tensor(order).cpu()
+    if order.shape != (len(data),):
+        raise InvalidInput(
+            f"order has shape {tuple(order.shape)}; it must name {len(data)} images, as many "
+            f"as {data.name} has."
+        )
+    if order.is_floating_point() or order.dtype == torch.bool:
+        raise InvalidInput(f"order is {order.dtype}; give positions of images, as torch.int64.")
+    wrong = (order < 0) | (order >= len(data))
+    if wrong.any():
+        raise InvalidInput(
+            f"order names image {int(order[wrong][0])}; {data.name} has images 0 to "
+            f"{len(data) - 1}."
+        )
+    return order
 
 
 def count_batches(data: Images | FolderImages, batch_size: int, *, drop_last: bool = False) -> int:

@@ -14,17 +14,21 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, SupportsFloat
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from covprop.data.images import check_labels
 from covprop.errors import InvalidInput
+from covprop.names import unknown
+from covprop.options import Range, check_value
 
 Matrix = NDArray[np.float64]
+NEEDS = {"pair": "rate", "symmetric": "rate", "matrix": "file", "file": "file", "none": None}
+"""The ways to make labels wrong, and what each needs to be told."""
 COLUMNS = ("index", "clean", "noisy")
 UNREADABLE = (OSError, ValueError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error)
 
@@ -69,7 +73,7 @@ def symmetric(num_classes: int, rate: float) -> Matrix:
 
 
 def _checked(rate: float) -> float:
-    if not 0 <= rate <= 1:
+    if not isinstance(rate, SupportsFloat) or not 0 <= rate <= 1:
         raise InvalidInput(f"A noise rate is a share between 0 and 1, not {rate}.")
     return rate
 
@@ -121,7 +125,7 @@ def draw(labels: Tensor, matrix: Matrix, seed: int) -> Tensor:
 
 
 def corrupt(
-    labels: Tensor,
+    labels: ArrayLike | Tensor,
     num_classes: int,
     *,
     name: str,
@@ -139,18 +143,38 @@ def corrupt(
     >>> abs(labels.rate - 0.2) < 0.05
     True
     """
+    if name not in NEEDS:
+        raise unknown("label noise", str(name), NEEDS)
+    num_classes = check_value("num_classes", num_classes, Annotated[int, Range(2)])
+    labels = _as_labels(labels, num_classes)
     if name == "none":
         return NoisyLabels(labels, None)
-    if name == "file":
-        assert file is not None
-        return NoisyLabels(read_labels(file, len(labels), num_classes), labels)
-    if name == "matrix":
-        assert file is not None
+    if NEEDS[name] == "rate" and rate is not None:
+        matrix = {"pair": pair, "symmetric": symmetric}[name](num_classes, rate)
+    elif NEEDS[name] == "file" and file is not None:
+        if name == "file":
+            return NoisyLabels(read_labels(file, len(labels), num_classes), labels)
         matrix = read_matrix(file, num_classes)
     else:
-        assert rate is not None
-        matrix = {"pair": pair, "symmetric": symmetric}[name](num_classes, rate)
+        raise InvalidInput(f'label noise "{name}" needs a {NEEDS[name]}; give {NEEDS[name]}=….')
     return NoisyLabels(draw(labels, matrix, seed), labels)
+
+
+def _as_labels(labels: ArrayLike | Tensor, num_classes: int) -> Tensor:
+    """One class number an image, int64 [n]."""
+    try:
+        found = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(
+            f"the labels are no list of whole numbers ({type(labels).__name__}); give one class "
+            "number an image."
+        ) from None
+    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+        raise InvalidInput(
+            f"the labels are {found.dtype} {list(found.shape)}; give one class number an image."
+        )
+    check_labels(found.cpu().numpy(), num_classes, "labels")
+    return found.long()
 
 
 def read_labels(path: Path | str, count: int, num_classes: int) -> Tensor:

@@ -1,7 +1,7 @@
 """See inside: what the noise does to a network, layer by layer, as tables and figures.
 
     shown = exhibits(model, x, labels, sigma=0.25)
-    write(shown, Path("inspect"))
+    write(shown, "inspect")
 
 draws what the method's paper draws, on your own network and images: PNG and SVG with the data
 beside each as CSV, and one page that holds everything.
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from covprop.certify.given import as_index
 from covprop.errors import InvalidInput
 from covprop.files import write as write_file
-from covprop.inspect import cost, distribution, last_layer, layers, margin_map, toy
+from covprop.inspect import cost, distribution, given, last_layer, layers, margin_map, toy
 from covprop.inspect.figures import Exhibit
 from covprop.inspect.layers import Layer, choose_layers, find_layers, layer_table
 from covprop.mode import switched
@@ -73,21 +74,21 @@ def exhibits(
         >>> [(e.name, len(e.rows)) for e in shown]
         [('layers', 2)]
     """
-    for part in parts:
-        if part not in PARTS:
-            raise InvalidInput(f"there is no part {part!r}: choose among {', '.join(PARTS)}.")
-    indices = list(range(len(x))) if indices is None else list(indices)
-    for image in images or ():
-        if not 0 <= image < len(x):
-            raise InvalidInput(f"there is no image {image}: {len(x)} are at hand, from 0 on.")
+    parts = given.as_parts(parts, PARTS)
+    given.check_images(x)
+    indices = as_index(indices, len(x))
+    images = None if images is None else given.as_positions(images, len(x))
     made: list[Exhibit] = []
     prop = Propagator(model, sigma, tuple(x.shape[1:]), settings)
+    if "last-layer" in parts:
+        count = prop.plan.steps[prop.plan.output - 1].out_shape[0]
+        labels, names = given.as_labels(labels, len(x), count), given.as_names(classes, count)
     with switched(model, training=False):
         if settings.r_max == "estimated":
             prop.measure_r_max(x[:8])
         found = find_layers(prop.plan)
         picked = choose_layers(found, chosen)
-        single = list(last_layer.spread(prop, x) if images is None else images)
+        single = last_layer.spread(prop, x) if images is None else images
         if "layers" in parts:
             rows = layer_table(prop, x, picked, samples, seed)
             made.append(layers.exhibit(rows, len(x), samples))
@@ -98,7 +99,6 @@ def exhibits(
         if "last-layer" in parts:
             own_labels, own_names = [labels[i] for i in single], [indices[i] for i in single]
             shown = last_layer.last_layer(prop, x[single], own_labels, own_names, n=n, seed=seed)
-            names = classes or _numbers(prop)
             made.append(last_layer.exhibit(shown, names, n, ordered=images is None))
         if "cost" in parts:
             made.append(cost.memory_exhibit(cost.layer_memory(prop.plan), False))
@@ -108,10 +108,6 @@ def exhibits(
     if "margin-map" in parts:
         made.append(margin_map.exhibit(margin_map.measure()))
     return made
-
-
-def _numbers(prop: Propagator) -> list[str]:
-    return [str(k) for k in range(prop.plan.steps[prop.plan.output - 1].channels)]
 
 
 def _depths(prop: Propagator, found: list[Layer], picked: list[Layer] | None) -> list[Layer]:
@@ -131,7 +127,7 @@ def _depths(prop: Propagator, found: list[Layer], picked: list[Layer] | None) ->
 
 def write(
     shown: Sequence[Exhibit],
-    folder: Path,
+    folder: Path | str,
     title: str = "Inside the network",
 ) -> list[Path]:
     """Write every figure (PNG, SVG), the data behind it (CSV) and the page into a folder."""
@@ -139,4 +135,4 @@ def write(
 
     files = {name: content for e in shown for name, content in e.files.items()}
     files["inspect.html"] = render(shown, title, LEAD).encode()
-    return [write_file(folder / name, content) for name, content in files.items()]
+    return [write_file(Path(folder) / name, content) for name, content in files.items()]

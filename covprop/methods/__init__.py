@@ -19,6 +19,7 @@ from covprop.methods.weighting import RadiusWeights, WithRadius
 from covprop.names import unknown
 from covprop.options import call
 from covprop.pixels import check_sigma
+from covprop.propagate.inputs import check_shape
 
 METHODS: dict[str, Callable[..., Method]] = {
     "gaussian": Gaussian,
@@ -55,5 +56,5 @@ def build(name: str, *, sigma: float, input_shape: tuple[int, int, int], **optio
     """
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    facts = {"sigma": check_sigma(sigma), "input_shape": tuple(input_shape)}
+    facts = {"sigma": check_sigma(sigma), "input_shape": check_shape(input_shape)}
     return call("method", METHODS[name], facts, options)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop import noise
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, UnsupportedModel, first_line
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, Method, phase_of
 from covprop.propagate.propagator import Propagator
@@ -64,9 +64,23 @@ class WithRadius:
     @torch.no_grad()
     def _radius(self, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:
         if self._prop is None or self._prop.model is not model:
-            self._prop = Propagator(model, self.sigma, self.input_shape, self.settings)
+            self._prop = self._propagator(model)
         out = Gaussian(logits, self._prop.logit_covariance())
         return estimated_radius(out, self.sigma, y, self.settings)
+
+    def _propagator(self, model: nn.Module) -> Propagator:
+        try:
+            return Propagator(model, self.sigma, self.input_shape, self.settings)
+        except UnsupportedModel as error:
+            # Its remedies are about the model, and here the weighting is what asks too much of it.
+            places = [f"{fault.name} ({fault.operation})" for fault in error.faults]
+            refused = UnsupportedModel(
+                'weighting.name = "radius" propagates Σ through the model, which fails at '
+                f"{', '.join(places) or first_line(error).rstrip('.')}; set weighting.name = "
+                '"probability", which takes any model.'
+            )
+            refused.faults = error.faults
+            raise refused from error
 
     def phase(self, epoch: int) -> Hashable | None:
         """The method's own; Σ is the same work in all epochs."""

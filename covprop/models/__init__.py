@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 
@@ -59,8 +59,10 @@ def build(
     and `1.`, as is usual in the randomized-smoothing literature.
     """
     image_shape = _checked_shape(image_shape)
-    if num_classes < 2:
-        raise InvalidInput(f"A classifier needs at least two classes, not {num_classes}.")
+    if not isinstance(num_classes, SupportsIndex) or int(num_classes) < 2:
+        raise InvalidInput(
+            f"A classifier needs a whole number of at least two classes, not {num_classes!r}."
+        )
     facts = {"num_classes": num_classes, "image_shape": image_shape}
     try:
         net = call("model", find(name), facts, options)
@@ -101,9 +103,8 @@ def find(name: str) -> Callable[..., nn.Module]:
 
 
 def _checked_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
-    if len(image_shape) != 3 or not all(isinstance(n, int) and n > 0 for n in image_shape):
-        raise InvalidInput(
-            f"image_shape must be (channels, height, width), not {tuple(image_shape)}."
-        )
+    three = isinstance(image_shape, Sequence) and len(image_shape) == 3
+    if not three or not all(isinstance(n, int) and n > 0 for n in image_shape):
+        raise InvalidInput(f"image_shape must be (channels, height, width), not {image_shape!r}.")
     channels, height, breadth = image_shape
     return channels, height, breadth

@@ -19,17 +19,19 @@ confidence says, and in short runs much less often.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from covprop.errors import InvalidInput
+from covprop.options import Fraction, Range, check_value
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 BINS = 200
 STEPS = 100  # of the EM fit
+SUM_ERROR = 0.01  # of a row of probabilities: half precision and many classes round that much
 
 
 class Estimate(NamedTuple):
@@ -71,7 +73,9 @@ def estimate_rate(
         >>> abs(found.rate - 0.3) < 0.05, found.low <= found.rate <= found.high
         (True, True)
     """
-    check(given, probability)
+    given, probability = check(given, probability)
+    confidence = check_value("confidence", confidence, Fraction)
+    resamples = check_value("resamples", resamples, Annotated[int, Range(1)])
     rng = np.random.default_rng(seed)
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     classes = probability.shape[1]
@@ -86,17 +90,31 @@ def estimate_rate(
     return NoiseRate(joint.rate, low, max(joint.high, mixture.high), joint, mixture, contradicted)
 
 
-def check(given: Integers, probability: Floats) -> None:
-    """Labels and probabilities that belong together, or InvalidInput."""
-    if probability.ndim != 2 or len(probability) != len(given) or not len(given):
+def check(given: Integers, probability: Floats) -> tuple[Integers, Floats]:
+    """Labels and probabilities that belong together, as arrays, or InvalidInput."""
+    given, probability = np.asarray(given), np.asarray(probability)
+    if given.ndim != 1 or probability.ndim != 2 or len(given) != len(probability) or not given.size:
         raise InvalidInput(
-            f"{len(given)} labels and probabilities of shape {list(probability.shape)} do not "
-            "belong together; give one row of class probabilities an image."
+            f"labels of shape {list(given.shape)} and probabilities of shape "
+            f"{list(probability.shape)} do not belong together; give one row of class "
+            "probabilities an image."
         )
+    if not np.issubdtype(given.dtype, np.integer):
+        raise InvalidInput(f"the labels are {given.dtype}; give class numbers, as int64.")
     if given.min() < 0 or given.max() >= probability.shape[1]:
         raise InvalidInput(
             f"a label lies outside 0..{probability.shape[1] - 1}, the classes of the probabilities."
         )
+    sums = probability.sum(1)
+    wrong = ~((probability >= 0).all(1) & (abs(sums - 1) <= SUM_ERROR))  # NaN is wrong too
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidInput(
+            f"row {row} of the probabilities is no distribution (smallest "
+            f"{probability[row].min():g}, sum {sums[row]:g}); give class probabilities, as softmax "
+            "makes them of logits."
+        )
+    return given, probability
 
 
 def confident_class(given: Integers, probability: Floats) -> Integers:

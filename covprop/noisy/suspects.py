@@ -11,12 +11,14 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from covprop.errors import InvalidInput
 from covprop.noisy.rate import Floats, Integers, check
+from covprop.options import Fraction, check_value
 from covprop.report.style import any_letters
 
 COLUMNS = ("is_label_issue", "label_quality", "given_label", "predicted_label")
@@ -76,11 +78,26 @@ def find(
         >>> found.order.tolist(), found.flagged.tolist()
         ([2, 1, 0], [False, False, True])
     """
-    check(given, probability)
+    given, probability = check(given, probability)
+    rate = check_value("rate", rate, Fraction)
+    radius = _an_image("radius", radius, len(given))
+    clean = _an_image("clean", clean, len(given))
     quality = probability[np.arange(len(given)), given]
     flagged = np.zeros(len(given), dtype=bool)
     flagged[np.argsort(quality, kind="stable")[: round(rate * len(given))]] = True
     return Suspects(quality, given, probability.argmax(1), flagged, radius, clean)
+
+
+def _an_image(name: str, values: Any, count: int) -> Any:
+    """What is known of each image as an array [count]; None stays None."""
+    if values is None:
+        return None
+    values = np.asarray(values)
+    if values.shape != (count,):
+        raise InvalidInput(
+            f"{name} has shape {list(values.shape)} for {count} images; give one value an image."
+        )
+    return values
 
 
 def to_csv(suspects: Suspects, files: Sequence[str] | None = None) -> str:

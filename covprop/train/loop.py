@@ -28,6 +28,7 @@ from covprop.train.setup import (
     build_model,
     build_step,
     check_batch,
+    check_recipe,
     claimed,
     keep_labels,
     try_model,
@@ -59,6 +60,7 @@ def train(
         >>> recipe = covprop.train.load("digits/gaussian-0.25")     # doctest: +SKIP
         >>> covprop.train.train(recipe, Path("runs/first"))         # doctest: +SKIP
     """
+    check_recipe(recipe)
     out = Path(out)
     with world(recipe.train.device) as here:
         console = console if here.first else None

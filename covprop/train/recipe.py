@@ -96,6 +96,8 @@ def find(recipe: str) -> Path:
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file or a shipped name, apply `key=value` overrides, check everything."""
+    if isinstance(overrides, str):
+        raise InvalidInput(f'overrides is the string "{overrides}"; give a list, ["{overrides}"].')
     file = find(recipe)
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -24,6 +24,15 @@ from covprop.train.recipe import Recipe
 from covprop.train.step import Step, TrainStep
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse the name or file of a recipe in its place."""
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(
+            f"the recipe is a {type(recipe).__name__}, {str(recipe)!r}; load it first, with "
+            "covprop.train.load."
+        )
+
+
 def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe:
     """The recipe with what the data set says of itself; contradictions are refused."""
     options = recipe.data

@@ -133,6 +133,10 @@ def test_augmentation_is_drawn_for_each_image():
         ({"rank": 2, "world": 2}, "rank < world"),
         ({"start": -1}, "start -1"),
         ({"workers": -1}, "workers -1"),
+        ({"device": "gpu"}, 'no device "gpu"; choose auto, cpu, cuda'),
+        ({"order": torch.full((N,), N)}, f"order names image {N}; .* has images 0 to {N - 1}"),
+        ({"order": torch.full((N,), -1)}, "order names image -1"),
+        ({"order": torch.zeros(N)}, "order is torch.float32; give positions"),
     ],
 )
 def test_bad_arguments(options, message):

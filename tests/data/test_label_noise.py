@@ -208,6 +208,40 @@ def test_corrupt_knows_the_truth_unless_the_labels_are_in_doubt(tmp_path: Path) 
     assert ln.corrupt(own, 3, name="symmetric", rate=1.0).rate == 1.0
 
 
+@pytest.mark.parametrize("kind", [np.array, list, lambda own: np.array(own, dtype=np.uint8)])
+def test_labels_of_any_kind_are_corrupted_alike(kind: Any) -> None:
+    own = [0, 1, 2, 0] * 20
+    expected = ln.corrupt(torch.tensor(own), 3, name="pair", rate=0.5)
+    found = ln.corrupt(kind(own), 3, name="pair", rate=0.5)
+    assert torch.equal(found.noisy, expected.noisy)
+    assert found.rate == expected.rate
+    assert found.noisy.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"name": "pairs"}, 'no label noise "pairs" .did you mean "pair"'),
+        ({"name": "pair", "rate": None}, 'label noise "pair" needs a rate'),
+        ({"name": "symmetric", "rate": None}, 'label noise "symmetric" needs a rate'),
+        ({"name": "matrix"}, 'label noise "matrix" needs a file'),
+        ({"name": "file"}, 'label noise "file" needs a file'),
+        ({"num_classes": 2}, r"label 2 of image 2 is outside 0\.\.1"),
+        ({"num_classes": 1}, "num_classes must be at least 2"),
+        ({"num_classes": 3.5}, "num_classes must be a whole number"),
+        ({"rate": "half"}, "between 0 and 1, not half"),
+        ({"labels": None}, "no list of whole numbers .NoneType.; give one class number an image"),
+        ({"labels": [0.0, 1.0]}, r"float32 \[2\]; give one class number"),
+        ({"labels": [[0, 1]]}, r"int64 \[1, 2\]; give one class number"),
+        ({"labels": [0, -1]}, "label -1 of image 1 is outside"),
+    ],
+)
+def test_what_cannot_be_corrupted_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    given_ = {"labels": [0, 1, 2], "num_classes": 3, "name": "pair", "rate": 0.5}
+    with pytest.raises(InvalidInput, match=sentence):
+        ln.corrupt(**(given_ | changes))
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_the_table_is_read_back(tmp_path: Path, known: bool) -> None:
     labels = ln.NoisyLabels(torch.tensor([1, 0]), torch.tensor([1, 1]) if known else None)

@@ -242,6 +242,8 @@ def test_log_mean_softmax_survives_large_logits() -> None:
         ("radius", {"estimator": "shared", "r_max": 2.0}, "r_max is 2.0"),
         ("radius", {"_prop": None}, "no option method._prop"),
         ("gaussian", {"sigma": 0.0}, "sigma is 0.0"),
+        ("radius", {"input_shape": 8}, "input_shape is 8: give the shape of one image"),
+        ("gaussian", {"input_shape": None}, "input_shape is None: give the shape of one image"),
     ],
 )
 def test_mistakes_are_one_sentence(name: str, options: dict, message: str) -> None:

@@ -266,7 +266,37 @@ def test_state_of_the_wrapped_method_passes_through() -> None:
 def test_a_model_without_rules_is_named(batch: tuple[Tensor, Tensor]) -> None:
     net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 4))
     method = WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE)
-    with pytest.raises(UnsupportedModel):
+    sentence = (
+        r"^weighting.* fails at 0 .nn.MaxPool2d.; set weighting.name = .probability., [^\n]*$"
+    )
+    with pytest.raises(UnsupportedModel, match=sentence) as caught:
+        method(net, *batch, epoch=0, generator=torch.Generator())
+    assert caught.value.faults[0].name == "0"
+    assert "covprop.fix" not in str(caught.value)  # the remedy where the method itself propagates
+    WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE, of="probability")(
+        net, *batch, epoch=0, generator=torch.Generator()
+    )
+
+
+class Branching(nn.Module):
+    """Nothing that torch.fx can follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :4] if x.sum() > 0 else x.flatten(1)[:, 4:8]
+
+
+def test_a_model_that_cannot_be_traced_is_told_the_same(batch: tuple[Tensor, Tensor]) -> None:
+    method = WithRadius(Gaussian(sigma=0.25), 0.25, SHAPE)
+    with pytest.raises(UnsupportedModel, match=r"cannot trace Branching .*set weighting.name ="):
+        method(Branching(), *batch, epoch=0, generator=torch.Generator())
+
+
+def test_where_the_method_itself_propagates_its_own_remedy_stays(
+    batch: tuple[Tensor, Tensor],
+) -> None:
+    net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 4))
+    method = WithRadius(Radius(0.25, SHAPE, estimator="shared"), 0.25, SHAPE)
+    with pytest.raises(UnsupportedModel, match=r"covprop\.fix"):
         method(net, *batch, epoch=0, generator=torch.Generator())
 
 

@@ -1,5 +1,7 @@
 """The estimate of the noise rate against labels whose truth is known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,36 @@ def test_labels_and_probabilities_that_do_not_belong_together() -> None:
         estimate_rate(np.array([0, 1]), np.ones((3, 2)))
     with pytest.raises(InvalidInput, match=r"outside 0\.\.1"):
         estimate_rate(np.array([0, 2]), np.ones((2, 2)))
+    with pytest.raises(InvalidInput, match="do not belong together"):
+        estimate_rate(np.array([[0], [1]]), np.eye(2))
+    with pytest.raises(InvalidInput, match="labels are float64; give class numbers"):
+        estimate_rate(np.array([0.0, 1.0]), np.eye(2))
+
+
+@pytest.mark.parametrize(
+    "row", [[2.0, -1.0], [0.5, 0.4], [1.0, 1.0], [np.nan, 1.0], [np.inf, 0.0], [0.0, 0.0]]
+)
+def test_rows_that_are_no_probabilities(row: list[float]) -> None:
+    with pytest.raises(InvalidInput, match=r"row 1 of the probabilities is no .*softmax"):
+        estimate_rate(np.array([0, 1]), np.array([[0.9, 0.1], row]))
+
+
+def test_rounded_probabilities_and_lists_of_them_will_do() -> None:
+    rng = np.random.default_rng(0)
+    p = predictions(rng.integers(0, 1000, 50), 1000, 6.0, rng).astype(np.float16)
+    assert 0 <= estimate_rate(np.arange(50), p, resamples=2).rate <= 1
+    lists = estimate_rate([0, 1], [[0.9, 0.1], [0.2, 0.8]])  # type: ignore[arg-type]
+    assert lists == estimate_rate(np.array([0, 1]), np.array([[0.9, 0.1], [0.2, 0.8]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"confidence": 2}, "confidence must be at least 0 and at most 1, not 2"),
+        ({"confidence": np.nan}, "confidence must be a number"),
+        ({"resamples": 0}, "resamples must be at least 1"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        estimate_rate(np.array([0, 1]), np.eye(2), **options)

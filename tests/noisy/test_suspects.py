@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,24 @@ def test_titles_say_given_and_predicted_and_who_is_right(monkeypatch: pytest.Mon
 def test_the_share_of_flags_is_rounded() -> None:
     p = np.full((100, 2), 0.5)
     assert find(np.zeros(100, np.int64), p, 0.29).flagged.sum() == 29  # 0.29 · 100 < 29
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rate": -0.1}, "rate must be at least 0 and at most 1, not -0.1"),
+        ({"rate": 1.1}, "rate must be at least 0 and at most 1, not 1.1"),
+        ({"rate": np.nan}, "rate must be a number"),
+        ({"probability": np.full((2, 2), np.nan)}, "row 0 of the probabilities"),
+        ({"probability": np.eye(3)}, "do not belong together"),
+        ({"radius": np.ones(3)}, r"radius has shape \[3\] for 2 images; give one value an image"),
+        ({"clean": np.array([1])}, r"clean has shape \[1\] for 2 images"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    given = {"given": np.array([0, 1]), "probability": np.eye(2), "rate": 0.5}
+    with pytest.raises(InvalidInput, match=sentence):
+        find(**(given | changes))
 
 
 def test_names_with_dollars_are_no_formulas() -> None:

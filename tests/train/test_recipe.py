@@ -106,6 +106,11 @@ def test_a_slip_is_one_sentence(file: Path, override: str, message: str) -> None
     assert "mine.toml" not in str(caught.value)
 
 
+def test_one_override_without_a_list(file: Path) -> None:
+    with pytest.raises(InvalidInput, match=r'string "train.epochs=3"; give a list, \["train.ep'):
+        load(str(file), "train.epochs=3")
+
+
 def test_the_one_override_that_is_wrong_is_named_and_the_file_for_its_own_faults(
     file: Path,
 ) -> None:

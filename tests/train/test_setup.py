@@ -25,6 +25,15 @@ from covprop.train.setup import (
 Make = Callable[..., Recipe]
 
 
+@pytest.mark.parametrize("recipe", ["digits/gaussian-0.25", Path("my.toml")])
+def test_a_recipe_that_is_not_loaded_yet(tmp_path: Path, recipe: Any) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"the recipe is a \w+, '.*'; load it first, .*train\.lo"
+    ):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_facts_are_filled_in(tiny: Make) -> None:
     images = data.load("digits", "train")
     options = with_facts(tiny(), images).data
