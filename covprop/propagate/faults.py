@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from covprop.errors import UnsupportedModel
+from covprop.propagate.repairs import repair
 
 
 class Fault(NamedTuple):
@@ -64,12 +65,19 @@ REASONS: dict[Any, tuple[str, str]] = {
 }
 
 
-def explain(operation: Any) -> tuple[str, str]:
-    """Why an operation without a rule cannot be propagated, and what to do about it."""
+BY_HAND = {MAX_POOL: MAX_POOL_CALL, PER_IMAGE_NORM: PER_IMAGE_NORM_CALL}
+"""Of a layer that `covprop.fix` leaves, though it mends others of its type."""
+
+
+def explain(operation: Any, target: Any = None) -> tuple[str, str]:
+    """Why an operation without a rule cannot be propagated, and what to do about it; of a module,
+    `target`, by itself."""
     try:
         known = REASONS.get(operation)
     except TypeError:
         known = None
+    if known and isinstance(target, nn.Module) and repair(target) is None:
+        known = BY_HAND.get(known, known)
     return known or (
         "it has no rule",
         "register one with covprop.rule, or covprop.elementwise if it is an activation",

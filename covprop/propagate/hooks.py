@@ -1,7 +1,9 @@
-"""Hooks that change what a network computes: a trace does not see them, so no rule knows them."""
+"""Hooks, and a forward put on a layer, change what it computes: a trace does not see them, so no
+rule knows them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,8 @@ from covprop.propagate.registry import describe, kind
 
 CHANGES = "a hook changes what goes in or comes out, which no rule knows of"
 WRITE_OUT = "write into forward what the hook does, or remove it"
+PATCHED = "its forward was exchanged on this one module, which no rule knows of"
+SUBCLASS = "subclass it with that forward instead, or take it off by `del module.forward`"
 
 
 def refuse_hooked_weights(model: nn.Module) -> None:
@@ -69,13 +73,36 @@ def watched(module: nn.Module) -> Iterator[Watch]:
 
 
 def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
-    """A fault if hooks of the model itself, which a trace passes over, change image or logits."""
+    """A fault if hooks of the model itself, which a trace passes over, change image or logits, or
+    if its forward is not that of its class, which a trace reads."""
+    if own_forward(model) != "forward":
+        return [Fault("the model", type(model).__name__, "", PATCHED, SUBCLASS)]
     whole = _Bare(model, logits)
     with watched(whole) as watch:
         value = whole(x)
     if not watch.changed((x,), value):
         return []
     return [Fault("the model", type(model).__name__, "", CHANGES, WRITE_OUT)]
+
+
+def own_forward(module: nn.Module) -> str:
+    """The method of its own class that a module computes by; empty where it is none of them.
+
+    A method that torch.compile stands around still is that method.
+    """
+    forward = vars(module).get("forward")
+    if forward is None:
+        return "forward"
+    compiled = hasattr(forward, "_torchdynamo_orig_callable")
+    method = inspect.unwrap(forward) if compiled else forward
+    name, function = getattr(method, "__name__", ""), getattr(method, "__func__", None)
+    bound = getattr(method, "__self__", None) is module
+    return name if bound and getattr(type(module), name, None) is function else ""
+
+
+def patched(module: nn.Module) -> bool:
+    """Whether a module computes by what was put in the place of its forward from outside."""
+    return not own_forward(module)
 
 
 HOOKS = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import SupportsIndex
 
 from torch import Tensor, nn
@@ -18,6 +19,12 @@ def check_samples(samples: int, least: int = 2) -> None:
         )
 
 
+def check_momentum(momentum: float) -> None:
+    """Refuse what is no weight of an average; 1 would never take a measurement in."""
+    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise InvalidInput(f"momentum is {momentum!r}: give a number in [0, 1).")
+
+
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or one sentence about what is wrong with it."""
     given = isinstance(shape, Sequence) and len(shape) > 0
@@ -30,6 +37,8 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
     """Refuse images of another shape, type or device than the model and its plan are for."""
+    if not isinstance(x, Tensor):
+        raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x).")
     if tuple(x.shape) == shape:
         raise InvalidInput(
             f"the input has shape {list(shape)}: give a batch of images, as x[None]."
@@ -49,3 +58,21 @@ def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
         raise InvalidInput(
             f"the input is on {x.device} and the model on {weight.device}: move one to the other."
         )
+
+
+@contextmanager
+def type_named(x: Tensor, model: nn.Module) -> Iterator[None]:
+    """One sentence where a layer refuses images for their type.
+
+    Not looked at beforehand: autocast, `Normalize` or a cast in forward may make them fit.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        wanted = next(model.parameters(), x).dtype
+        if x.dtype == wanted or "type" not in str(error):
+            raise
+        raise InvalidInput(
+            f"the input is {x.dtype} and the model {wanted}: give images as x.to({wanted}), or "
+            f"convert the model by model.to({x.dtype})."
+        ) from error

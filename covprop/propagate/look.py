@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import Fault, explain
-from covprop.propagate.hooks import CHANGES, WRITE_OUT, watched
+from covprop.propagate.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule
 from covprop.propagate.settings import Settings
@@ -61,15 +61,17 @@ class Look(nn.Module):
         try:
             if not isinstance(target, nn.Module):
                 return step.run(values)
+            where = (step.name, describe(step.operation), step.where)
+            if has_rule(target) and patched(target):
+                self.faults.append(Fault(*where, PATCHED, SUBCLASS))
             with watched(target) as watch:
                 value = step.run(values)
             if watch.changed(fill(step.args, values), value):
-                where = (step.name, describe(step.operation), step.where)
                 self.faults.append(Fault(*where, CHANGES, WRITE_OUT))
             return value
         except RuntimeError as error:
-            own = isinstance(step.target, nn.Module) and has_rule(step.target)
-            if not (own and "meta tensor" in str(error)):
+            own = isinstance(target, nn.Module) and has_rule(target)
+            if not (own and ("meta tensor" in str(error) or patched(target))):
                 raise
             self.guessed = True
             return torch.empty_like(values[refs(step.args)[0]])
@@ -120,7 +122,7 @@ class Look(nn.Module):
             if step.kwargs.get("out") is not None:  # F.normalize hands None on
                 raise Unsupported("it writes into the tensor given as out=", "use what it returns")
             if step.rule is None:
-                raise Unsupported(*explain(operation))
+                raise Unsupported(*explain(operation, step.target))
             rule = step.rule.cov.__name__
             cov = self.apply_rule(step, covs, values)
             if not keeps_batch(value, values[0]):

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.layers import widened
 from covprop.mode import switched
-from covprop.propagate.inputs import check_samples
+from covprop.propagate.inputs import check_samples, type_named
 from covprop.propagate.plan import Plan
 
 
@@ -45,6 +46,10 @@ def measure(
     """Run `samples` noisy copies of each image through the network itself, in eval mode."""
     check_samples(samples)
     batch = x.shape[0]
+    if batch == 0:
+        raise InvalidInput(
+            "the batch to measure noise on is empty: give a batch of at least one image."
+        )
     copies = x.repeat_interleave(samples, dim=0)
     noisy = copies + sigma * torch.randn_like(copies)
     found: dict[int, LayerNoise] = {}
@@ -59,6 +64,12 @@ def measure(
         variance = noise.square().mean(dims) * (samples / (samples - 1))
         found[slot] = LayerNoise(variance, neighbour_correlation(noise))
 
-    with switched(model, training=False):
+    with switched(model, training=False), type_named(x, model):
         plan.run_plain(noisy, visit)
+    for slot, layer in found.items():
+        if not bool(layer.variance.isfinite().all()):
+            raise InvalidInput(
+                f"the noise measured after {plan.steps[slot - 1].name} is not finite: look for nan "
+                "and inf in the images and, as of training that diverged, in the weights."
+            )
     return found

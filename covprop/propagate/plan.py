@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
 from covprop.propagate.channels import channel_std, expand_pixels
+from covprop.propagate.links import Link
 from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
 
@@ -188,6 +189,8 @@ class Plan:
     steps: tuple[Step, ...]
     output: int
     input_shape: tuple[int, ...]
+    root: nn.Module  # the model it was made of
+    links: tuple[Link, ...] = ()  # where the model had the modules of the steps
 
     def covariances(
         self, cov: Tensor, settings: Settings, correct: Correct | None = None

@@ -14,7 +14,8 @@ from covprop.gaussian import Gaussian, Moments
 from covprop.mode import switched
 from covprop.names import nearest
 from covprop.pixels import check_sigma
-from covprop.propagate.inputs import check_images, check_shape
+from covprop.propagate.inputs import check_images, check_momentum, check_shape, type_named
+from covprop.propagate.links import check_links
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
@@ -129,9 +130,17 @@ class Propagator(nn.Module):
 
     def forward(self, x: Tensor) -> Gaussian:
         """Mean [b, classes] and covariance [classes, classes] of the logits under the noise."""
-        check_images(x, self.input_shape, self.model)
-        mean, cov = self._moments(x)
+        self._check(x)
+        if x.dtype == next(self.model.parameters(), x).dtype:
+            mean, cov = self._moments(x)
+        else:
+            with type_named(x, self.model):
+                mean, cov = self._moments(x)
         return Gaussian(mean, cov, self.sigma)
+
+    def _check(self, x: Tensor) -> None:
+        check_images(x, self.input_shape, self.model)
+        check_links(self.model, self.plan.root, self.plan.links)
 
     def _moments(self, x: Tensor) -> Moments:
         if self._frozen is not None:
@@ -178,6 +187,7 @@ class Propagator(nn.Module):
         """
         if self.calibrated and not self._measured:
             raise InvalidInput("nothing is calibrated yet: call prop.calibrate(x) first.")
+        check_links(self.model, self.plan.root, self.plan.links)
         like = next(self.model.parameters(), torch.empty(0))
         correct = self._correct if self.calibrated else None
         settings = self._settings(like)
@@ -208,8 +218,8 @@ class Propagator(nn.Module):
         Used from then on when the settings say `r_max="estimated"`; the first forward pass does
         it by itself on the batch it is given.
         """
-        check_images(x, self.input_shape, self.model)
-        self.r_max = {}
+        self._check(x)
+        r_max: dict[str, float] = {}
         for plan in {id(plan): plan for plan in self.plans.values()}.values():
             found = measure(plan, self.model, x, self.sigma, samples)
             between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
@@ -217,21 +227,23 @@ class Propagator(nn.Module):
                 step = plan.steps[slot - 1]
                 ends = step.random if self.settings.multi_block else (slot,)
                 seen = max(between[end] for end in ends)
-                self.r_max[step.name] = max(seen, self.r_max.get(step.name, 0.0))
-        return self.r_max
+                r_max[step.name] = max(seen, r_max.get(step.name, 0.0))
+        self.r_max = r_max
+        return r_max
 
     @torch.no_grad()
     def calibrate(self, x: Tensor, samples: int = 2, momentum: float = 0.0) -> None:
         """Measure each layer's channel variances on noisy samples of x.
 
-        new = momentum · old + (1 − momentum) · measured; 0 keeps only this measurement, 0.9 is an
-        exponential average over training steps. Propagated covariances are then rescaled to
-        D Σ D, with D = √(measured/propagated) held constant: measured variances, propagated
-        correlations.
+        new = momentum · old + (1 − momentum) · measured, with a momentum in [0, 1): 0 keeps only
+        this measurement, 0.9 is an exponential average over training steps. Propagated covariances
+        are then rescaled to D Σ D, with D = √(measured/propagated) held constant: measured
+        variances, propagated correlations.
         """
         if not self.calibrated:
             raise InvalidInput("calibrate needs Propagator(..., calibrated=True).")
-        check_images(x, self.input_shape, self.model)
+        self._check(x)
+        check_momentum(momentum)
         found = measure(self.plans[False], self.model, x, self.sigma, samples)
         for slot, layer in found.items():
             old = getattr(self, f"variance_{slot}")

@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
-from covprop.propagate.hooks import has_hooks, refuse_hooked_weights, root_hooks
+from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
+from covprop.propagate.links import links_of
 from covprop.propagate.look import batch_dependent, hidden_writes, look
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
@@ -61,6 +62,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.record_stack_traces = True
         self.defaults = defaults
+        self.called: list[nn.Module] = []
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
         function, arguments = super().create_args_for_root(root_fn, is_module)
@@ -73,17 +75,25 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, *call: Any) -> Any:
         if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
             m, call = inner, (inner.forward, *call[1:])
+        self.called.append(m)
         return super().call_module(m, *call)
 
 
-def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
-    """The model's fx graph, with every argument after the first at its default, and the tensors
-    that forward makes itself (which fx leaves on the model as attributes: taken off again)."""
+def check_module(model: nn.Module) -> None:
+    """Refuse what is no module that torch.fx could trace, or that has no layers to exchange."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(f"a {type(model).__name__} is no nn.Module; wrap it in one.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UnsupportedModel(
             f"{type(model).__name__} is or holds TorchScript, which torch.fx cannot trace: give "
             "the module that it was made from."
         )
+
+
+def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
+    """The model's fx graph, with every argument after the first at its default, the tensors that
+    forward makes itself (which fx leaves on the model as attributes: taken off again), and all
+    modules that it calls."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(
             f"{type(model).__name__} hides the network from torch.fx: give its .module, and wrap "
@@ -106,8 +116,9 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
             "give them defaults, or wrap the model in a module that takes the image alone."
         )
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    tracer = _Tracer(defaults)
     try:
-        graph = _Tracer(defaults).trace(model)
+        graph = tracer.trace(model)
     except Exception as error:
         first = first_line(error)
         if first.startswith("'len' is not supported"):
@@ -121,7 +132,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
         ) from error
     finally:
         made = {name: vars(model).pop(name) for name in set(vars(model)) - before}
-    return graph, made
+    return graph, made, tracer.called
 
 
 def target_of(node: fx.Node, modules: dict[str, nn.Module], made: dict[str, Any]) -> Any:
@@ -208,7 +219,8 @@ def flatten_graph(
             output = slots.get(node.args[0], -1) if isinstance(node.args[0], fx.Node) else -1
             break
         target = target_of(node, modules, made)
-        if type(target) is nn.Identity and not has_hooks(target):  # the very same value
+        plain = type(target) is nn.Identity and not has_hooks(target) and not patched(target)
+        if plain:  # the very same value
             slots[node] = slots[node.args[0]]
             continue
         in_place = getattr(target, "inplace", False) or node.kwargs.get("inplace") is True
@@ -238,11 +250,11 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
 
     The model is not run: parameters and buffers are replaced by meta tensors for the look.
     """
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModel(f"a {type(model).__name__} is no nn.Module; wrap it in one.")
+    check_module(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     refuse_hooked_weights(model)
-    steps, output = flatten_graph(model, *trace(model))
+    graph, made, called = trace(model)
+    steps, output = flatten_graph(model, graph, made)
     two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
     faults = [*two.faults, *hidden_writes(steps, two.values, output)]
     if faults:
@@ -261,7 +273,9 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     ]
     if faults := batch_dependent(done, two):
         raise unsupported(type(model).__name__, faults)
-    return Plan(tuple(free_early(done, output)), output, tuple(input_shape))
+    owners = [step.target.owner for step in done if isinstance(step.target, Attribute)]
+    links = links_of(model, [*called, *owners])
+    return Plan(tuple(free_early(done, output)), output, tuple(input_shape), model, links)
 
 
 def same_number(a: Any, b: Any) -> Any:

@@ -231,7 +231,7 @@ def test_fix_mends_a_copy_and_says_what_it_changed() -> None:
         "body.1: GroupNorm became ActNorm",
         "body.3: MaxPool2d became AvgPool2d",
         "body.4: InstanceNorm2d became ActNorm",
-        "body.5: Upsample became Upsample",
+        "body.5: Upsample(mode='bilinear') became Upsample(mode='nearest')",
         "body.6: AdaptiveMaxPool2d became AdaptiveAvgPool2d",
         "softmax: LogSoftmax became Identity",
     ]
@@ -242,6 +242,16 @@ def test_fix_mends_a_copy_and_says_what_it_changed() -> None:
 
 def test_fix_of_a_single_layer() -> None:
     assert isinstance(fix(nn.MaxPool2d(2), log=lambda line: None), nn.AvgPool2d)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fix_of_what_has_no_layers_to_exchange_is_one_sentence() -> None:
+    with pytest.raises(UnsupportedModel, match=r"a function is no nn\.Module; wrap it in one"):
+        fix(lambda x: x)  # type: ignore[arg-type]
+    script = torch.jit.trace(nn.MaxPool2d(2), torch.rand(1, 1, 4, 4))
+    for model in (script, nn.Sequential(script)):
+        with pytest.raises(UnsupportedModel, match=r"TorchScript.* give the module that it was"):
+            fix(model)
 
 
 def test_fix_puts_norms_where_the_model_is() -> None:

@@ -1,6 +1,7 @@
 """Weights and values that come from elsewhere: parametrizations, hooks, wrappers."""
 
 import copy
+from types import MethodType
 
 import pytest
 import torch
@@ -118,6 +119,72 @@ def test_hooks_of_a_block_are_traced_like_its_code() -> None:
     once = covprop.Propagator(network(), 0.25, SHAPE)(X)
     torch.testing.assert_close(out.mean, 2 * once.mean)
     torch.testing.assert_close(out.cov, 4 * once.cov)
+
+
+def test_a_forward_put_on_a_layer_or_the_model_is_refused() -> None:
+    """No rule would know of it; the network itself computes by it."""
+    layer, weights, bound, nothing, root = (network() for _ in range(5))
+    own, whole, other = layer[4].forward, root.forward, torch.rand(64, 3)
+    layer[4].forward = lambda x: 3 * own(x)
+    weights[4].forward = lambda x: x @ other
+    bound[4].forward = MethodType(lambda self, x: 3 * own(x), bound[4])
+    nothing.insert(0, nn.Identity())
+    nothing[0].forward = lambda x: 3 * x
+    root.forward = lambda x: 3 * whole(x)
+    models = (("4", layer), ("4", weights), ("4", bound), ("0", nothing), ("the model", root))
+    for name, model in models:
+        with pytest.raises(covprop.UnsupportedModel, match="forward was exchanged") as error:
+            covprop.check(model, SHAPE)
+        assert [fault.name for fault in error.value.faults] == [name]
+        del (model[int(name)] if name.isdigit() else model).forward
+        covprop.check(model, SHAPE)
+
+
+class Chooses(nn.Module):
+    """Picks one of its own methods for its forward."""
+
+    def __init__(self, doubles: bool) -> None:
+        super().__init__()
+        if doubles:
+            self.forward = self.twice  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+    def twice(self, x: Tensor) -> Tensor:
+        return 2 * x.flatten(1)
+
+
+def test_a_forward_that_a_module_chose_itself() -> None:
+    """A trace reads the class's own of the model, and the chosen one of a block."""
+    with pytest.raises(covprop.UnsupportedModel, match="the model: Chooses: its forward was"):
+        covprop.check(Chooses(True), SHAPE)
+    covprop.check(Chooses(False), SHAPE)
+    out = covprop.Propagator(nn.Sequential(Chooses(True)), 0.25, SHAPE)(X)
+    torch.testing.assert_close(out.cov, 0.25 * torch.eye(64))
+
+
+def test_a_forward_put_on_a_block_is_traced_like_its_code() -> None:
+    model = nn.Sequential(network(), nn.Identity()).eval()
+    own = model[0].forward
+    model[0].forward = lambda x: 2 * own(x)
+    out = covprop.Propagator(model, 0.25, SHAPE)(X)
+    once = covprop.Propagator(network(), 0.25, SHAPE)(X)
+    torch.testing.assert_close(out.cov, 4 * once.cov)
+
+
+def test_what_torch_compiled_in_place_is_no_other_forward() -> None:
+    """By module.compile(), or by torch.compile of forward, of a layer or of the model."""
+    expected = covprop.Propagator(network(), 0.25, SHAPE)(X)
+    models = [network() for _ in range(4)]
+    models[0][4].compile(backend="eager")
+    models[1].compile(backend="eager")
+    models[2][4].forward = torch.compile(models[2][4].forward, backend="eager")
+    models[3].forward = torch.compile(models[3].forward, backend="eager")
+    for model in models:
+        out = covprop.Propagator(model, 0.25, SHAPE)(X)
+        torch.testing.assert_close(out.mean, expected.mean)
+        torch.testing.assert_close(out.cov, expected.cov)
 
 
 def test_a_compiled_model_is_seen_through() -> None:

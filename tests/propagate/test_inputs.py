@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from covprop import Normalize, Propagator
 from covprop.errors import InvalidInput
 from covprop.propagate.inputs import check_images, check_shape
 
@@ -21,6 +23,9 @@ def test_bad_shape(shape: tuple[int, ...]) -> None:
         (torch.zeros(2, 8, 8), r"has shape \[2, 8, 8\]: give a batch of images, as x\[None\]"),
         (torch.zeros(1, 2, 8, 8, dtype=torch.uint8), r"give images as torch\.float32, scaled"),
         (torch.zeros(1, 2, 8, 8, device="meta"), "is on meta and the model on cpu"),
+        (np.zeros((1, 2, 8, 8)), r"x is a ndarray; give a tensor, as by torch\.as_tensor\(x\)"),
+        ([0.0], "x is a list; give a tensor"),
+        (None, "x is a NoneType; give a tensor"),
     ],
 )
 def test_bad_images(x: torch.Tensor, message: str) -> None:
@@ -32,3 +37,37 @@ def test_what_is_right_passes() -> None:
     assert check_shape([2, 8, 8]) == (2, 8, 8)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):  # the model's own or autocast's
         check_images(torch.zeros(0, 2, 8, 8, dtype=dtype), (2, 8, 8), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_images"),
+    [
+        (torch.float64, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_images_of_another_type_are_one_sentence(
+    of_model: torch.dtype, of_images: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Flatten(), nn.Linear(12, 2)).to(of_model)
+    prop = Propagator(model, 0.25, (2, 2, 2), calibrated=True)
+    x = torch.rand(2, 2, 2, 2, dtype=of_images)
+    for use in (prop, prop.calibrate, prop.measure_r_max):
+        with pytest.raises(
+            InvalidInput, match=f"the input is {of_images} and the model {of_model}"
+        ):
+            use(x)
+
+
+def test_images_of_another_type_pass_where_something_casts_them() -> None:
+    x = torch.rand(2, 2, 2, 2, dtype=torch.float64)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    prop = Propagator(model, 0.25, (2, 2, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(prop(x.bfloat16()).mean, prop(x.float()).mean)
+    wide = Propagator(
+        nn.Sequential(Normalize([0.5] * 2, [0.2] * 2), model).double(), 0.25, (2, 2, 2)
+    )
+    torch.testing.assert_close(wide(x.float()).mean, wide(x.float().double()).mean)

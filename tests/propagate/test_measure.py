@@ -170,3 +170,33 @@ def test_calibration_averages_over_steps_and_keeps_modes() -> None:
     assert not model.blocks[0].training
     with pytest.raises(InvalidInput, match="calibrated=True"):
         Propagator(model, 0.5, (2, 8, 8)).calibrate(x)
+
+
+def test_what_cannot_be_measured_is_refused_and_leaves_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    x = torch.rand(2, 3, 4, 4)
+    settings = PAPER.but(r_max="estimated")
+    prop = Propagator(model, 0.25, (3, 4, 4), settings, calibrated=True)
+    for use in (prop, prop.measure_r_max, prop.calibrate):
+        with pytest.raises(InvalidInput, match="is empty: give a batch of at least one image"):
+            use(x[:0])
+    for use in (prop.measure_r_max, prop.calibrate):
+        for number in (float("nan"), float("inf")):
+            with pytest.raises(InvalidInput, match="measured after 0 is not finite: look for nan"):
+                use(x + number)
+    assert prop.r_max is None
+    assert not prop.calibrations
+    expected = prop(x)
+    assert expected.cov.isfinite().all()
+    nothing = prop(x[:0])  # once measured, as without measuring
+    assert nothing.mean.shape == (0, 3)
+    torch.testing.assert_close(nothing.cov, expected.cov)
+    assert Propagator(model, 0.25, (3, 4, 4))(x[:0]).mean.shape == (0, 3)
+
+
+@pytest.mark.parametrize("momentum", [2, 1, -1, float("nan"), "0.9"])
+def test_a_momentum_that_is_none_is_refused(momentum: float) -> None:
+    prop = Propagator(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 0.5, (1, 2, 2), calibrated=True)
+    with pytest.raises(InvalidInput, match=r"momentum is .*: give a number in \[0, 1\)"):
+        prop.calibrate(torch.rand(2, 1, 2, 2), momentum=momentum)
+    assert not prop.calibrations

@@ -22,7 +22,7 @@ from covprop.kernels.moments import (
 )
 from covprop.layers import HermiteActivation, per_channel
 from covprop.propagate.channels import channel_std, expand_pixels
-from covprop.propagate.registry import Layer, Operation, option, rule
+from covprop.propagate.registry import Layer, Operation, Unsupported, option, rule
 from covprop.propagate.settings import Settings
 
 Slope = float | Callable[[Layer], float]
@@ -114,6 +114,16 @@ def elu_slope(layer: Layer) -> float:
     return max(1.0, abs(float(option(layer, 1, "alpha", 1.0))))
 
 
+def celu_slope(layer: Layer) -> float:
+    """exp(x/α) at x ≤ 0: 1 for α above 0, and without a bound below."""
+    alpha = float(option(layer, 1, "alpha", 1.0))
+    if not alpha > 0:
+        raise Unsupported(
+            f"its slope has no bound, for alpha is {alpha}", "give it an alpha above 0"
+        )
+    return 1.0
+
+
 elementwise(nn.SiLU, F.silu, slope=1.0998393201)
 elementwise(nn.Mish, F.mish, slope=1.0884981613)
 elementwise(nn.Tanh, F.tanh, torch.tanh, torch.Tensor.tanh, slope=1.0)
@@ -124,7 +134,7 @@ elementwise(nn.Softsign, F.softsign, slope=1.0)
 elementwise(nn.Softshrink, F.softshrink, slope=1.0)
 elementwise(nn.Tanhshrink, F.tanhshrink, slope=1.0)
 elementwise(nn.ELU, F.elu, slope=elu_slope)
-elementwise(nn.CELU, F.celu, slope=1.0)
+elementwise(nn.CELU, F.celu, slope=celu_slope)
 elementwise(nn.SELU, F.selu, torch.selu, slope=1.0507009873554805 * 1.6732632423543772)
 elementwise(nn.ReLU6, F.relu6, slope=1.0)
 elementwise(nn.Hardtanh, F.hardtanh, slope=1.0)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.layers import ActNorm, per_channel, widened
 from covprop.models.normalize import Normalize
 from covprop.propagate.channels import constant_in, scale_channels
@@ -59,6 +60,11 @@ def _pixels(x: Tensor) -> list[int]:
 
 def batch_variance(mean: Tensor) -> Tensor:
     """The variance over batch and pixels that batch normalisation divides by."""
+    if mean.numel() == mean.shape[1]:
+        raise InvalidInput(
+            "a batch norm in training has one value a channel here, which has no variance: give a "
+            "batch of two images or more, or call model.eval()."
+        )
     return _BatchVariance.apply(mean)[0]
 
 
@@ -110,5 +116,11 @@ def act_norm(layer: ActNorm, cov: Tensor, settings: Settings, mean: Tensor | Non
 
 @rule(Normalize)
 def normalize(layer: Normalize, cov: Tensor, settings: Settings) -> Tensor:
-    """σ is on the pixel scale, so dividing pixels by their standard deviation scales Σ too."""
-    return scale_channels(cov, 1.0 / layer.std.flatten().to(cov.dtype))
+    """σ is on the pixel scale, so dividing pixels by their standard deviation scales Σ too.
+
+    One std serves all channels, and one channel is the same noise under every std.
+    """
+    scale = 1.0 / layer.std.flatten().to(cov.dtype)
+    if 1 in (len(cov), len(scale)):
+        return cov * (scale[:, None] * scale[None, :])
+    return scale_channels(cov, scale)

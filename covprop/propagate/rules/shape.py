@@ -67,6 +67,8 @@ def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
         fill = len(shape) + 1 - sum(part is not None for part in key if part is not Ellipsis)
         key = (*key[:at], *(slice(None),) * fill, *key[at + 1 :])
     batch, channel = (*key, slice(None))[:2]
+    if batch is None or channel is None:
+        raise Unsupported("it adds a dimension before the channels", "keep them in dimension 1")
     if batch != slice(None):
         raise Unsupported("it picks images of the batch", "leave dimension 0 whole, as in x[:, 1:]")
     if not isinstance(channel, slice):

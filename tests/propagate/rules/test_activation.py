@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from oracles import gaussian_expectation, is_psd, random_covariance, relative
 from torch import Tensor, nn
 
-from covprop import PAPER, HermiteActivation, InvalidInput, Settings, elementwise
+from covprop import (
+    PAPER,
+    HermiteActivation,
+    InvalidInput,
+    Settings,
+    UnsupportedModel,
+    check,
+    elementwise,
+)
 from covprop.propagate.channels import channel_std
 from covprop.propagate.registry import find, rule
 from covprop.propagate.rules.activation import hermite, hermite_mean
@@ -152,3 +160,16 @@ def test_a_slope_that_is_none(slope: float) -> None:
 
     with pytest.raises(InvalidInput, match="largest absolute slope"):
         elementwise(Bent, slope=slope)
+
+
+@pytest.mark.parametrize("alpha", [-0.5, -2.0, 0.0])
+def test_celu_without_a_largest_slope_is_refused(alpha: float) -> None:
+    if alpha:
+        x = torch.tensor([-9.0], requires_grad=True)
+        F.celu(x, alpha).sum().backward()
+        assert x.grad is not None
+        assert x.grad.abs() > 50
+    for layer in (nn.CELU(alpha), nn.Sequential(nn.ReLU(), nn.CELU(alpha))):
+        with pytest.raises(UnsupportedModel, match=r"slope has no bound.*give it an alpha above 0"):
+            check(nn.Sequential(layer, nn.Flatten()), (1, 2, 2))
+    check(nn.Sequential(nn.CELU(0.3), nn.Flatten()), (1, 2, 2))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import dense_covariance, random_covariance, relative
 from torch import nn
 
-from covprop import PAPER, ActNorm, Normalize, Propagator, UnsupportedModel, check
+from covprop import PAPER, ActNorm, InvalidInput, Normalize, Propagator, UnsupportedModel, check
 from covprop.propagate.rules.norm import act_norm, batch_norm, batch_variance, normalize
 
 
@@ -88,6 +88,27 @@ def test_normalize_scales_the_noise(channels: int) -> None:
     cov = random_covariance(channels)
     expected = dense_covariance(layer, cov, (channels, 2, 2))[0]
     assert relative(normalize(layer, cov, PAPER), expected) < 1e-10
+
+
+@pytest.mark.parametrize(("stds", "channels"), [(1, 3), (3, 1)])
+def test_normalize_that_broadcasts(stds: int, channels: int) -> None:
+    """One std for all channels; one channel that becomes several with the same noise."""
+    layer = Normalize([0.4] * stds, [0.2 + 0.1 * c for c in range(stds)]).double()
+    cov = random_covariance(channels)
+    model = nn.Sequential(layer, nn.Flatten()).double()
+    noise = torch.linalg.cholesky(cov) @ torch.randn(100_000, channels, 1, dtype=torch.float64)
+    sampled = model(noise[..., None]).T.cov()
+    assert relative(normalize(layer, cov, PAPER), sampled) < 0.03
+    check(model, (channels, 2, 2))
+
+
+def test_batch_norm_in_training_wants_more_than_one_value() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 4), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3))
+    prop, x = Propagator(model, 0.25, (3, 4, 4)), torch.rand(2, 3, 4, 4)
+    with pytest.raises(InvalidInput, match=r"one value a channel.*two images or more, or .*eval"):
+        prop(x[:1])
+    assert prop(x).cov.isfinite().all()
+    assert prop.eval()(x[:1]).cov.isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (4, 3, 5, 2)])

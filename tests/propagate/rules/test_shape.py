@@ -93,6 +93,8 @@ class Unflatten(nn.Module):
         (lambda x: x.reshape(x.size(0), 2, -1), "splits or mixes the channels"),
         (lambda x: x[:, 0], "picks single channels"),
         (lambda x: x[:1], "picks images of the batch"),
+        (lambda x: x[:, None], "adds a dimension before the channels"),
+        (lambda x: x[None], "adds a dimension before the channels"),
         (lambda x: x.chunk(2)[0], "splits the batch"),
         (lambda x: x.flatten(1).split(4, 1)[0], "splits a flattened image"),
         (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), "not read one by one"),

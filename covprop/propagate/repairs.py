@@ -1,0 +1,76 @@
+"""What can stand in the place of a layer that cannot be propagated."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from covprop.layers import ActNorm
+
+UNDILATED = (1, (1,), (1, 1), (1, 1, 1))
+
+
+def average_pool(layer: nn.Module) -> nn.Module | None:
+    """The average pool with a max pool's windows; padding does not count, as it never wins."""
+    for dimension in ("1d", "2d", "3d"):
+        if type(layer) is getattr(nn, f"MaxPool{dimension}") and layer.dilation in UNDILATED:
+            pool = getattr(nn, f"AvgPool{dimension}")
+            options = {"ceil_mode": layer.ceil_mode, "count_include_pad": False}
+            return pool(layer.kernel_size, layer.stride, layer.padding, **options)
+        if type(layer) is getattr(nn, f"AdaptiveMaxPool{dimension}"):
+            return getattr(nn, f"AdaptiveAvgPool{dimension}")(layer.output_size)
+    return None
+
+
+def act_norm(layer: nn.Module) -> nn.Module | None:
+    """ActNorm over the same channels as a norm that works image by image.
+
+    A layer norm names the sizes of the last dimensions: of three, the first one is the channels
+    of an image; fewer may as well be features behind tokens, which lie in another dimension.
+    """
+    if isinstance(layer, nn.GroupNorm):
+        return ActNorm(layer.num_channels)
+    if isinstance(layer, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d):
+        return ActNorm(layer.num_features)
+    if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) > 2:
+        return ActNorm(layer.normalized_shape[0])
+    return None
+
+
+def no_softmax(layer: nn.Module) -> nn.Module | None:
+    """Nothing, in the place of a softmax: the propagation works on logits."""
+    return nn.Identity() if isinstance(layer, nn.Softmax | nn.LogSoftmax) else None
+
+
+def nearest_upsampling(layer: nn.Module) -> nn.Module | None:
+    """Nearest up-sampling in the place of interpolation."""
+    if isinstance(layer, nn.Upsample) and not str(layer.mode).startswith("nearest"):
+        return nn.Upsample(layer.size, layer.scale_factor, mode="nearest")
+    return None
+
+
+REPAIRS = (average_pool, act_norm, no_softmax, nearest_upsampling)
+
+
+def repair(layer: nn.Module) -> nn.Module | None:
+    """What `covprop.fix` puts in the place of a layer; None where it leaves it."""
+    return next((new for one in REPAIRS if (new := one(layer)) is not None), None)
+
+
+def why_not(layer: nn.Module) -> str | None:
+    """Why a layer stays that is of a kind that others are replaced of."""
+    if repair(layer) is not None:
+        return None
+    if isinstance(layer, nn.LayerNorm):
+        return (
+            f"whether its {layer.normalized_shape[0]} features lie in dimension 1 depends on the "
+            "input; if so, write covprop.ActNorm there"
+        )
+    if isinstance(layer, nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d):
+        return "no average pool has a dilation; write another pool there"
+    return None
+
+
+def called(layer: nn.Module) -> str:
+    """A layer's name in the lines of `covprop.fix`."""
+    mode = f"(mode={layer.mode!r})" if isinstance(layer, nn.Upsample) else ""
+    return f"{type(layer).__name__}{mode}"
