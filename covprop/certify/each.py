@@ -126,9 +126,9 @@ class Certifying:
                 assert image.tally is not None
                 guess = int(image.tally.argmax()[0])
                 self.known[image.slot] = _Known(guess)
-                right = None if self.right is None else self.right[image.number : image.number + 1]
-                check_label_range(right, image.tally.counts.shape[1] - 1)
-                if right is not None and guess != right[0]:
+                label = guess if self.right is None else self.right[image.number]
+                check_label_range([label], image.tally.counts.shape[1] - 1)
+                if guess != label:
                     image.done = True
                 else:
                     image.purpose, image.target = ESTIMATE, self.plan.sizes[0]
