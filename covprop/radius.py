@@ -218,13 +218,16 @@ class RadiusLoss(nn.Module):
         mean = out.mean.to(out.cov.dtype)
         loss = nn.functional.cross_entropy(mean, labels.long(), reduction="none")
         if self.weight:
-            loss = loss + self.weight * self.hinge(out, labels)
+            loss = loss + self.weight * self._hinge(out, labels)
         return loss.mean() if self.reduction == "mean" else loss
 
     def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         """max(0, Γ − radius), by the settings, for right predictions, 0 for wrong ones, [b]."""
         check_moments(out, self.sigma)
         check_labels(out.mean, labels)
+        return self._hinge(out, labels)
+
+    def _hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         scaled = signed_ratio(out, None, self.settings)
         right = out.mean.detach().argmax(1) == labels
         mean = out.mean.to(out.cov.dtype)
