@@ -34,7 +34,7 @@ def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
     except (RuntimeError, ValueError, TypeError) as error:
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
-            f"on {x.device}: {first_line(error)}{' (one image is x[None])' * (x.ndim < 4)}"
+            f"on {x.device}: {first_line(error)}{' (one image is x[None])' * (x.ndim == 3)}"
         ) from error
     return as_logits(returned, len(x), type(model).__name__)
 
