@@ -8,6 +8,8 @@ from torch import Tensor
 
 from covprop.errors import InvalidInput
 
+ANOTHER_SCALE = ", or pass value_range=None if sigma is meant on the scale they have."
+
 
 def check_sigma(sigma: float) -> float:
     """σ as a float, or one sentence about what is wrong with it."""
@@ -22,9 +24,10 @@ def check_sigma(sigma: float) -> float:
     return value
 
 
-def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
+def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bool = False) -> None:
     """Refuse images on another scale than σ; None lets everything pass.
 
+    `fixed` is for callers that know no other range, and so leave out the remedy of giving one.
     On the command line images are 8-bit pixels over 255: only a caller in Python meets the error.
     """
     if x.is_meta:
@@ -38,6 +41,5 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None) -> None:
         raise InvalidInput(
             f"images must lie in [{value_range[0]:g}, {value_range[1]:g}], the scale sigma is "
             f"measured on, but these span [{low:g}, {high:g}]; scale them there and make "
-            f"normalisation the first layer of the model, or pass value_range=None if sigma is "
-            f"meant on the scale they have."
+            f"normalisation the first layer of the model{'.' if fixed else ANOTHER_SCALE}"
         )
