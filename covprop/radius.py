@@ -25,7 +25,7 @@ from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.kernels.moments import normal_cdf
 from covprop.pixels import check_sigma
-from covprop.propagate.settings import PAPER, Settings
+from covprop.propagate.settings import PAPER, Settings, check_settings
 
 
 class TopTwo(NamedTuple):
@@ -200,16 +200,14 @@ class RadiusLoss(nn.Module):
         super().__init__()
         if reduction not in ("mean", "none"):
             raise InvalidInput(f'reduction is {reduction!r}: choose "mean" or "none".')
-        if not isinstance(settings, Settings):
-            raise InvalidInput(f"settings is a {type(settings).__name__}: give a covprop.Settings.")
         if not 0 <= weight < math.inf:
             raise InvalidInput(f"weight is {weight}: give λ, 0 or more.")
         if offset is not None and not math.isfinite(offset):
             raise InvalidInput(f"offset is {offset}: give the radius Γ that the hinge reaches for.")
         self.sigma = check_sigma(sigma)
         self.weight = weight
+        self.settings = check_settings(settings)
         self.offset = settings.offset if offset is None else offset
-        self.settings = settings
         self.reduction = reduction
 
     def forward(self, out: Gaussian, labels: Tensor) -> Tensor:

@@ -287,7 +287,7 @@ def test_the_hinge_alone_looks_at_labels_too(labels: list) -> None:
     out = Gaussian(torch.randn(2, 3), torch.eye(3))
     with pytest.raises(InvalidInput, match=r"^label"):
         RadiusLoss(0.5).hinge(out, torch.tensor(labels))
-    with pytest.raises(InvalidInput, match=r"^settings is a str: give"):
+    with pytest.raises(InvalidInput, match=r"^settings is 'PAPER': give covprop\.PAPER"):
         RadiusLoss(0.5, settings="PAPER")  # type: ignore[arg-type]
 
 

@@ -30,7 +30,7 @@ def shown(part: str, x: Any = X, labels: Any = Y, **options: Any) -> Exhibit:
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (255 * X, r"must lie in \[0, 1\], .* span \[.*, 25\d.*; scale them there .* of the model\.$"),
+        (255 * X, r"must lie in \[0, 1\], .* span \[.*, 25\d.*; scale .* layer of the model\.$"),
         (X - 0.5, r"must lie in \[0, 1\]"),
         (X * torch.nan, "hold NaN"),
         (X[:0], r"\[0, 1, 8, 8\]: give float images .* at least one"),
