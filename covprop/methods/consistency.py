@@ -48,6 +48,7 @@ class Consistency:
     entropy: NotNegative = 0.5
     from_epoch: int = 0
     reach: NotNegative = 0.0
+    mask: int = 0
 
     def __post_init__(self) -> None:
         check_fields("method", self)
@@ -63,7 +64,11 @@ class Consistency:
         logits = logits_of(model, x, noise)
         loss = mean_cross_entropy(logits, y)
         if agree:
-            loss = loss + self.disagreement(logits)
+            d = self.disagreement(logits)
+            if self.mask:
+                right = logits.detach().softmax(-1).mean(1).argmax(1) == y
+                d = d * right
+            loss = loss + d
         return Losses(loss, logits.detach().mean(1), radius)
 
     def phase(self, epoch: int) -> bool:

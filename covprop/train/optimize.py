@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from covprop.train.muon import Muon
 from covprop.train.options import TrainOptions
 
 
@@ -29,6 +30,18 @@ def optimizer(model: nn.Module, options: TrainOptions) -> Optimizer:
         groups.append({"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0})
     fused = all(p.is_cuda for p in trainable)
     lr = torch.tensor(options.lr, device=trainable[0].device) if fused else options.lr
+    if options.optimizer == "muon":
+        groups = [
+            {"params": [p for p in trainable if p.ndim > 2], "orthogonal": True},
+            {"params": [p for p in trainable if p.ndim <= 2], "orthogonal": False},
+        ]
+        return Muon(
+            groups,
+            lr,
+            options.momentum,
+            weight_decay=options.weight_decay,
+            shrink=options.shrink,
+        )
     if options.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=options.betas, fused=fused, capturable=fused)
     return torch.optim.SGD(

@@ -81,7 +81,8 @@ class TrainOptions:
 
     epochs: Annotated[int, Range(1)]
     batch_size: Annotated[int, Range(1)] = 128
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    shrink: NotNegative = 0.05
     lr: Positive = 0.01
     momentum: Fraction = 0.9
     nesterov: bool = False
@@ -158,5 +159,5 @@ class TrainOptions:
             raise InvalidInput(
                 "train.betas and train.late_beta1 lie below 1: at 1 an average never moves."
             )
-        if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
+        if self.nesterov and (self.momentum == 0 or self.optimizer == "adamw"):
             raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')
