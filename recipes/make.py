@@ -150,13 +150,16 @@ MINUTES: dict[str, dict[str, Any]] = {
 }
 STEPS = "-steps"
 """After the name of one of the paper's: with its own learning rates, and no norm."""
+MUON = "-muon"
+"""After a name: with the optimizer that learns more in as many epochs, for networks with norms."""
 MINUTES_EPOCHS = {"mnist": 40, "svhn": 30, "cifar10": 60}
 
 
 def minutes(data: str, method: str, sigma: float) -> Config:
     """One experiment that a single GPU does in minutes."""
-    steps = method.endswith(STEPS)
-    epochs, options = MINUTES_EPOCHS[data], dict(MINUTES[method.removesuffix(STEPS)])
+    steps, muon = method.endswith(STEPS), method.endswith(MUON)
+    method = method.removesuffix(STEPS).removesuffix(MUON)
+    epochs, options = MINUTES_EPOCHS[data], dict(MINUTES[method])
     config: Config = {
         "data": {"name": data},
         "model": {"name": "lenet"} if data == "mnist" else {"name": "preact_resnet18"},
@@ -210,6 +213,9 @@ def minutes(data: str, method: str, sigma: float) -> Config:
         if data != "mnist":
             # Without it the network is dead within an epoch: every class equally likely for good.
             config["train"]["warmup_epochs"] = 2.0
+    if muon:
+        config["train"] |= {"optimizer": "muon", "lr": 0.05}
+        config["train"] |= {"weight_decay": 0.05, "decay_all": False}
     if data == "cifar10":
         config["data"]["augment"] = "crop-flip"
     return config
@@ -266,10 +272,13 @@ def recipes() -> dict[str, str]:
                 start = "torchrun --nproc-per-node=8 -m covprop" if data in LARGE else "covprop"
                 command = f"# {start} train {name} --data DATA\n\n"
                 texts[name] = command + dumps(published(data, method, sigma))
-            both = (f"radius{STEPS}", f"radius-reference{STEPS}")
-            for method in (*MINUTES, *both) if data in MINUTES_EPOCHS else ():
+            more = (f"radius{STEPS}", f"radius-reference{STEPS}")
+            more += (f"late{MUON}", f"consistency{MUON}")
+            for method in (*MINUTES, *more) if data in MINUTES_EPOCHS else ():
                 if method == "reach" and data != "mnist":
                     continue  # on CIFAR-10 it gained nothing (results/tried.md)
+                if method.endswith(MUON) and data == "mnist":
+                    continue  # its network has no norms
                 name = f"{data}/minutes/{method}-{sigma:.2f}"
                 command = f"# covprop train {name} --data DATA\n\n"
                 texts[name] = command + dumps(minutes(data, method, sigma))

@@ -58,6 +58,8 @@ class Consistency:
     ) -> Losses:
         agree = self.phase(epoch)
         noise = draw(x, self.samples if agree else 1, self.sigma, generator)
+        if agree and self.mask == 2:
+            noise = torch.cat([noise[:, :1], -noise[:, :1]], 1)
         radius = None
         if agree and self.reach:
             x, radius = self.moved(model, x, y, noise[:, :1])
@@ -65,7 +67,9 @@ class Consistency:
         loss = mean_cross_entropy(logits, y)
         if agree:
             d = self.disagreement(logits)
-            if self.mask:
+            if self.mask == 2:
+                d = d / 2
+            if self.mask == 1:
                 right = logits.detach().softmax(-1).mean(1).argmax(1) == y
                 d = d * right
             loss = loss + d

@@ -18,30 +18,21 @@ from covprop.train.options import TrainOptions
 
 
 def optimizer(model: nn.Module, options: TrainOptions) -> Optimizer:
-    """SGD or AdamW over all trainable parameters of `model`.
+    """SGD, AdamW or Muon over all trainable parameters of `model`.
 
     With `decay_all = false`, parameters of at most one dimension (biases, the scales and shifts
-    of norms) are not decayed.
+    of norms) are not decayed, nor with Muon are those of two, which take no orthogonal steps.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": trainable, "weight_decay": options.weight_decay}]
     if not options.decay_all:
-        groups[0]["params"] = [p for p in trainable if p.ndim > 1]
-        groups.append({"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0})
+        most = 2 if options.optimizer == "muon" else 1
+        groups[0]["params"] = [p for p in trainable if p.ndim > most]
+        groups.append({"params": [p for p in trainable if p.ndim <= most], "weight_decay": 0.0})
     fused = all(p.is_cuda for p in trainable)
     lr = torch.tensor(options.lr, device=trainable[0].device) if fused else options.lr
     if options.optimizer == "muon":
-        groups = [
-            {"params": [p for p in trainable if p.ndim > 2], "orthogonal": True},
-            {"params": [p for p in trainable if p.ndim <= 2], "orthogonal": False},
-        ]
-        return Muon(
-            groups,
-            lr,
-            options.momentum,
-            weight_decay=options.weight_decay,
-            shrink=options.shrink,
-        )
+        return Muon(groups, lr, options.momentum, nesterov=options.nesterov)
     if options.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=options.betas, fused=fused, capturable=fused)
     return torch.optim.SGD(

@@ -82,7 +82,7 @@ class TrainOptions:
     epochs: Annotated[int, Range(1)]
     batch_size: Annotated[int, Range(1)] = 128
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
-    shrink: NotNegative = 0.05
+    """"muon": SGD that moves filter banks by orthogonal matrices, with a decay of its own size."""
     lr: Positive = 0.01
     momentum: Fraction = 0.9
     nesterov: bool = False
@@ -160,4 +160,6 @@ class TrainOptions:
                 "train.betas and train.late_beta1 lie below 1: at 1 an average never moves."
             )
         if self.nesterov and (self.momentum == 0 or self.optimizer == "adamw"):
-            raise InvalidInput('train.nesterov needs optimizer = "sgd" and a momentum above 0.')
+            raise InvalidInput(
+                'train.nesterov needs a momentum above 0 and optimizer = "sgd" or "muon".'
+            )

@@ -68,6 +68,7 @@ def agree(one: Path, two: Path) -> None:
 
 
 SGD = {"optimizer": "sgd", "lr": 0.05}
+MUON = {"optimizer": "muon", "lr": 0.01, "nesterov": True, "weight_decay": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,8 @@ SGD = {"optimizer": "sgd", "lr": 0.05}
         ({"weighting": {"name": "radius", "from_epoch": 1}, **SGD}, 2),
         ({"weighting": {"name": "radius", "from_epoch": 1, "by": "sampling"}, **SGD}, 2),
         ({"ema": 0.9, **SGD}, 1),
+        ({**MUON, "decay_all": False}, 1),
+        ({"method": {"name": "consistency", "from_epoch": 1}, **MUON}, 2),
         ({"schedule": "linear", "decay_from": 1, "late_beta1": 0.1}, 2),
     ],
     ids=[
@@ -119,6 +122,8 @@ SGD = {"optimizer": "sgd", "lr": 0.05}
         "weighting",
         "sampling",
         "ema",
+        "muon",
+        "muon-late",
         "betas",
     ],
 )
@@ -137,7 +142,7 @@ def test_recorded_training_is_the_same_training(
         assert error(tmp_path / "other", tmp_path / "plain") > 30 * TOLERANCE
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 @pytest.mark.parametrize("devices", [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
 def test_stopped_and_continued(
     tmp_path: Path,

@@ -42,8 +42,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         {"method": {"name": "radius", "estimator": "calibrated", "weight": 0.5}},
         {"method": "consistency", "weighting": {"name": "radius", "from_epoch": 0}},
         {"method": {"name": "smoothadv", "steps": 1}, "precision": "bf16", "channels_last": True},
+        {"method": "gaussian", "optimizer": "muon", "nesterov": True, "decay_all": False},
     ],
-    ids=["ema", "calibrated", "weighted", "bf16"],
+    ids=["ema", "calibrated", "weighted", "bf16", "muon"],
 )
 def test_stopped_and_continued_is_the_same_run(
     tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
