@@ -4,8 +4,8 @@
 
 What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
 in the README; all else is written by hand and stays. A wave that was not run says so. After the
-wave of a table, names of jobs make it a table of these alone; an overview has methods instead; a
-time table with "points" lists every point of its curves.
+wave of a table or log, names of jobs make it one of these alone; an overview has methods instead;
+a time table with "points" lists every point of its curves.
 """
 
 from __future__ import annotations
@@ -154,11 +154,12 @@ def published(data: str, sigma: float) -> str:
     return f"Published ACR, {'; '.join(parts)}.\n" if parts else ""
 
 
-def log(wave: str) -> str:
+def log(wave: str, *only: str) -> str:
     """Everything that was tried, best first, failures last; what all changed stands below."""
     found = sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
     ended = [(point.facts, plus_minus(point), point.training) for point in found]
     ended += [(facts, facts["why"], "–") for facts in failures(RESULTS, wave)]
+    ended = [entry for entry in ended if not only or entry[0]["name"] in only]
     if not ended:
         return ABSENT
     made = [changes(facts) for facts, *_ in ended]

@@ -48,7 +48,6 @@ class Consistency:
     entropy: NotNegative = 0.5
     from_epoch: int = 0
     reach: NotNegative = 0.0
-    mask: int = 0
 
     def __post_init__(self) -> None:
         check_fields("method", self)
@@ -58,21 +57,13 @@ class Consistency:
     ) -> Losses:
         agree = self.phase(epoch)
         noise = draw(x, self.samples if agree else 1, self.sigma, generator)
-        if agree and self.mask == 2:
-            noise = torch.cat([noise[:, :1], -noise[:, :1]], 1)
         radius = None
         if agree and self.reach:
             x, radius = self.moved(model, x, y, noise[:, :1])
         logits = logits_of(model, x, noise)
         loss = mean_cross_entropy(logits, y)
         if agree:
-            d = self.disagreement(logits)
-            if self.mask == 2:
-                d = d / 2
-            if self.mask == 1:
-                right = logits.detach().softmax(-1).mean(1).argmax(1) == y
-                d = d * right
-            loss = loss + d
+            loss = loss + self.disagreement(logits)
         return Losses(loss, logits.detach().mean(1), radius)
 
     def phase(self, epoch: int) -> bool:

@@ -31,6 +31,9 @@ class Muon(Optimizer):
     itself for all else. Steps of filter banks thus have one size whatever the loss is scaled by,
     and their weight decay, which no gradient outweighs, is about a hundred times that of SGD.
 
+    One filter bank after the other would cost a GPU many small kernels; those whose smaller sides
+    agree take their steps together.
+
     Example:
         >>> w = torch.nn.Parameter(torch.zeros(2, 4, 3, 3))
         >>> w.grad = torch.randn(2, 4, 3, 3)
@@ -50,7 +53,6 @@ class Muon(Optimizer):
     ) -> None:
         defaults = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__(params, {"lr": lr, **defaults})
-        self.streams: dict[int, Any] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -63,10 +65,16 @@ class Muon(Optimizer):
             momenta = [self._momentum(p) for p in weights]
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, gradients)
-            start = gradients if group["nesterov"] else torch._foreach_mul(momenta, 0.0)
-            ahead = group["momentum"] if group["nesterov"] else 1.0
-            steps = torch._foreach_add(start, momenta, alpha=ahead)
-            self._orthogonalise([step for step in steps if step.ndim > 2])
+            if group["nesterov"]:
+                steps = list(torch._foreach_add(gradients, momenta, alpha=group["momentum"]))
+            else:
+                steps = [v.clone() for v in momenta]
+            alike: dict[int, list[Tensor]] = defaultdict(list)
+            for step in steps:
+                if step.ndim > 2:
+                    alike[min(len(step), step[0].numel())].append(step)
+            for banks in alike.values():
+                _orthogonalise(banks)
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
             torch._foreach_mul_(steps, group["lr"])
             torch._foreach_sub_(weights, steps)
@@ -76,38 +84,19 @@ class Muon(Optimizer):
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return self.state[p]["momentum_buffer"]
 
-    def _orthogonalise(self, banks: list[Tensor]) -> None:
-        """Filter banks made orthogonal where they are, those of as many rows in one go.
-
-        On a GPU each number of rows has a stream: their many small kernels run side by side.
-        """
-        alike: dict[int, list[Tensor]] = defaultdict(list)
-        for bank in banks:
-            alike[min(len(bank), bank[0].numel())].append(bank)
-        if not banks or not banks[0].is_cuda:
-            for members in alike.values():
-                _orthogonalise(members)
-            return
-        here = torch.cuda.current_stream(banks[0].device)
-        for rows, members in alike.items():
-            if rows not in self.streams:
-                self.streams[rows] = torch.cuda.Stream(banks[0].device)
-            self.streams[rows].wait_stream(here)
-            with torch.cuda.stream(self.streams[rows]):
-                _orthogonalise(members)
-        for rows in alike:
-            here.wait_stream(self.streams[rows])
-
 
 def _orthogonalise(banks: list[Tensor]) -> None:
-    """Banks of one smaller side; zero columns make their larger ones equal and change nothing."""
+    """Steps of filter banks made orthogonal where they are, all of them in one go.
+
+    Their smaller sides have one length; zero columns make the larger ones equal and change nothing.
+    On a GPU it is done in bfloat16.
+    """
     sides = [sorted((len(bank), bank[0].numel())) for bank in banks]
     stack = banks[0].new_zeros(len(banks), sides[0][0], max(columns for _, columns in sides))
-    places = [_as_bank(matrix, bank) for matrix, bank in zip(stack, banks, strict=True)]
-    torch._foreach_copy_(places, banks)
-    stack.copy_(orthogonal(stack))
-    for place, bank in zip(places, banks, strict=True):
-        torch.mul(place, max(1.0, len(bank) / bank[0].numel()) ** 0.5, out=bank)
+    stack = stack.bfloat16() if stack.is_cuda else stack
+    torch._foreach_copy_([_as_bank(*pair) for pair in zip(stack, banks, strict=True)], banks)
+    for matrix, bank in zip(orthogonal(stack), banks, strict=True):
+        torch.mul(_as_bank(matrix, bank), max(1.0, len(bank) / bank[0].numel()) ** 0.5, out=bank)
 
 
 def _as_bank(matrix: Tensor, bank: Tensor) -> Tensor:
@@ -121,7 +110,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """About U Vᵀ for each matrix U S Vᵀ of [k, m, n], m ≤ n, by rounds of Newton–Schulz.
 
     Singular values above 1/500 of the Frobenius norm end between 0.68 and 1.21, smaller ones grow
-    485 times: that serves as well as U Vᵀ and is cheap. On a GPU it is computed in bfloat16.
+    485 times: that serves as well as U Vᵀ, and is cheap.
 
     Example:
         >>> values = torch.linalg.svdvals(orthogonal(torch.randn(2, 4, 8)))
@@ -129,9 +118,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
         True
     """
     a, b, c = COEFFICIENTS
-    norm = matrices.square().sum((1, 2), keepdim=True).sqrt().clamp_min(1e-30)
-    x = (matrices / norm).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
+    x = matrices / matrices.flatten(1).norm(dim=1).clamp_min(1e-30).view(-1, 1, 1)
     for _ in range(ROUNDS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.to(matrices.dtype)
+    return x
