@@ -13,7 +13,8 @@ from covprop.errors import InvalidInput
 
 BEGIN = (
     "Where to begin: digits/... for a first try; DATA/minutes/late-... is the best measured "
-    "recipe for its cost, on MNIST mnist/minutes/reach-..."
+    "recipe for its cost, on CIFAR-10 cifar10/minutes/late-muon-..., on MNIST "
+    "mnist/minutes/reach-..."
 )
 
 
@@ -77,7 +78,8 @@ def _recipes() -> list[tuple[str, str]]:
             how += f", reach {reach}"
         if "weighting" in raw:
             how += f" weighted by {raw['weighting']['name']}"
-        lines.append((name, f"{how}, {model}, {epochs} epochs"))
+        muon = ", muon" if raw["train"].get("optimizer") == "muon" else ""
+        lines.append((name, f"{how}, {model}, {epochs} epochs{muon}"))
     return lines
 
 

@@ -55,6 +55,7 @@ def leaky_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> T
 
 @rule(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, mean=leaky_mean)
 def leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """α²Σ, α = max(1, |negative slope|)."""
     return cov * max(1.0, abs(negative_slope(layer))) ** 2
 
 
@@ -65,6 +66,7 @@ def prelu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> T
 
 @rule(nn.PReLU, F.prelu, mean=prelu_mean)
 def prelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """α²Σ, α the largest of 1 and the slopes of all channels."""
     slope = option(layer, 1, "weight").detach().abs().clamp_min(1.0).max()
     return cov * slope.to(cov.dtype) ** 2
 
@@ -81,6 +83,7 @@ def gelu_or_quadrature(layer: Layer, mean: Tensor, std: Tensor, settings: Settin
 
 @rule(nn.GELU, F.gelu, mean=gelu_or_quadrature)
 def gelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """α²Σ, α = 1.129 the largest slope."""
     return cov * GELU_SLOPES[option(layer, 1, "approximate", "none")] ** 2
 
 
@@ -107,6 +110,7 @@ def elementwise(*operations: Operation, slope: Slope) -> None:
 
     @rule(*operations, mean=elementwise_mean)
     def scaled(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+        """α²Σ, α the largest slope."""
         return cov * (slope(layer) if callable(slope) else slope) ** 2
 
 
@@ -138,6 +142,7 @@ elementwise(nn.CELU, F.celu, slope=celu_slope)
 elementwise(nn.SELU, F.selu, torch.selu, slope=1.0507009873554805 * 1.6732632423543772)
 elementwise(nn.ReLU6, F.relu6, slope=1.0)
 elementwise(nn.Hardtanh, F.hardtanh, slope=1.0)
+elementwise(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip, slope=1.0)
 elementwise(nn.Hardsigmoid, F.hardsigmoid, slope=1.0 / 6.0)
 elementwise(nn.Hardswish, F.hardswish, slope=1.5)
 

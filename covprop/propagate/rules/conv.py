@@ -69,19 +69,23 @@ def convolve_transposed(cov: Tensor, weight: Tensor, groups: int, settings: Sett
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def conv(layer: nn.Conv2d, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
     return convolve(cov, layer.weight, layer.groups, settings)
 
 
 @rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def conv_transpose(layer: nn.ConvTranspose2d, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
     return convolve_transposed(cov, layer.weight, layer.groups, settings)
 
 
 @rule(F.conv1d, F.conv2d, F.conv3d)
 def functional_conv(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
     return convolve(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)
 
 
 @rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def functional_conv_transpose(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
     return convolve_transposed(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)

@@ -36,16 +36,19 @@ def apply_linear(cov: Tensor, weight: Tensor, settings: Settings, shape: tuple) 
 
 @rule(nn.Linear)
 def linear(layer: nn.Linear, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Wᵀ Σ W; of a flattened image, summed over its pixels."""
     return apply_linear(cov, layer.weight, settings, shape)
 
 
 @rule(F.linear)
 def functional_linear(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Wᵀ Σ W; of a flattened image, summed over its pixels."""
     return apply_linear(cov, call.get(1, "weight"), settings, shape)
 
 
 @rule(torch.matmul, torch.Tensor.matmul, operator.matmul)
 def matmul(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """x @ W with a constant matrix W: Wᵀ Σ W."""
     weight = call.get(1, "other")
     if call.noisy != 0 or weight.ndim != 2:
         raise Unsupported(

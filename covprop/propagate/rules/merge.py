@@ -75,6 +75,7 @@ def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) 
 
 @rule(operator.mul, torch.mul, torch.Tensor.mul)
 def multiply(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    """c cᵀ ⊙ Σ for a constant factor, one number or one for each channel."""
     if all(cov is not None for cov in covs):
         raise Unsupported(
             "the product of two random values is not Gaussian",
@@ -89,6 +90,7 @@ def multiply(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tenso
 
 @rule(operator.truediv, torch.div, torch.Tensor.div)
 def divide(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
+    """Σ / (c cᵀ) for a constant divisor, one number or one for each channel."""
     if covs[0] is None or (len(covs) > 1 and covs[1] is not None):
         raise Unsupported("dividing by a random value is not linear", "divide by a constant")
     if call.kwargs.get("rounding_mode") is not None:
@@ -98,6 +100,7 @@ def divide(call: Call, covs: Covs, settings: Settings, shapes: tuple) -> Tensor:
 
 @rule(operator.neg, torch.neg, torch.Tensor.neg, operator.pos)
 def negate(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ: a sign changes no covariance."""
     return cov
 
 

@@ -99,6 +99,7 @@ def batch_norm(layer: BatchNorm, cov: Tensor, settings: Settings, mean: Tensor |
 def functional_batch_norm(
     call: Call, cov: Tensor, settings: Settings, mean: Tensor | None
 ) -> Tensor:
+    """s sᵀ ⊙ Σ with s = γ/√(v + ε), as of the layer."""
     batch = mean if call.get(5, "training", False) else None
     variance = call.get(2, "running_var") if batch is None else batch_variance(batch)
     if variance is None:
@@ -109,6 +110,7 @@ def functional_batch_norm(
 
 @rule(ActNorm)
 def act_norm(layer: ActNorm, cov: Tensor, settings: Settings, mean: Tensor | None) -> Tensor:
+    """s sᵀ ⊙ Σ, s the scale of each channel."""
     if layer.pending and mean is not None and not mean.is_meta:
         layer.initialize(mean)  # the first batch of a training run
     return scale_channels(cov, constant_in(layer.log_scale.exp(), cov, settings))

@@ -130,11 +130,13 @@ def summed_pixels(call: Call, shape: tuple) -> int:
 
 @rule(torch.mean, torch.Tensor.mean)
 def mean(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ/n over n pixels."""
     count = summed_pixels(call, shape)
     return pooled(cov, 1.0 / count, count, False, settings)
 
 
 @rule(torch.sum, torch.Tensor.sum)
 def total(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """n Σ over n pixels."""
     count = summed_pixels(call, shape)
     return pooled(cov, float(count), count, False, settings)

@@ -19,6 +19,7 @@ from covprop.propagate.settings import Settings
     *(torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.to),
 )
 def identity(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ."""
     return cov
 
 
@@ -44,6 +45,7 @@ def reshape(
 
 @rule(torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose)
 def permute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ: pixels change places, channels must not."""
     ndim = len(shape) + 1
     order = list(range(ndim))
     given = call.args[1:] or tuple(call.kwargs.values())
@@ -114,6 +116,38 @@ def _cuts_channels(dim: int, cov: Tensor, shape: tuple) -> bool:
     return dim == 1
 
 
+@rule(torch.flip, torch.Tensor.flip)
+def flip(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ; channels that change places change them in Σ too."""
+    given = call.args[1:] or (call.kwargs["dims"],)
+    dims = given[0] if isinstance(given[0], list | tuple) else given
+    moves = [_moves_channels(dim, cov, shape) for dim in dims]
+    return cov.flip(0, 1) if any(moves) else cov
+
+
+@rule(torch.roll, torch.Tensor.roll)
+def roll(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ; channels that change places change them in Σ too."""
+    shifts, dims = call.get(1, "shifts"), call.get(2, "dims")
+    if dims is None or dims == ():
+        raise Unsupported("it shifts values from image to image", "give it dims, as in (2, 3)")
+    shifts, dims = ((v,) if isinstance(v, int) else v for v in (shifts, dims))
+    for shift, dim in zip(shifts, dims, strict=True):
+        if _moves_channels(dim, cov, shape):
+            cov = cov.roll((shift, shift), (0, 1))
+    return cov
+
+
+def _moves_channels(dim: int, cov: Tensor, shape: tuple) -> bool:
+    """Whether values change places along the channels; what cannot be followed is refused."""
+    dim %= len(shape) + 1
+    if dim == 0:
+        raise Unsupported("it moves images of the batch", "leave dimension 0 as it is")
+    if dim == 1 and cov.shape[0] != shape[0]:
+        raise Unsupported("it moves values of a flattened image", "move them before flattening")
+    return dim == 1
+
+
 @rule(torch.Tensor.expand, torch.Tensor.repeat)
 def copies(call: Call, cov: Tensor, settings: Settings, shape: tuple, out_shape: tuple) -> Tensor:
     """Copied channels share their noise: Σ again and again; copies of pixels leave it."""
@@ -133,6 +167,7 @@ def copies(call: Call, cov: Tensor, settings: Settings, shape: tuple, out_shape:
     *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
 )
 def pad(layer: nn.Module, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ: no pixel that is added has more noise."""
     return cov
 
 
@@ -155,6 +190,7 @@ def functional_pad(call: Call, cov: Tensor, settings: Settings, shape: tuple) ->
 
 @rule(nn.Upsample, nn.UpsamplingNearest2d, F.interpolate)
 def upsample(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ: pixels are copied (mode "nearest")."""
     mode = option(layer, 3, "mode", "nearest")
     if mode not in ("nearest", "nearest-exact"):
         raise Unsupported(f"it interpolates in mode {mode!r}", 'use mode="nearest"')
@@ -163,11 +199,13 @@ def upsample(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
 
 @rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 def dropout(layer: nn.Dropout, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ in evaluation; in training variances grow by 1/(1 − p)."""
     return dropped(cov, layer.p if layer.training else 0.0)
 
 
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def functional_dropout(call: Call, cov: Tensor, settings: Settings) -> Tensor:
+    """Σ in evaluation; in training variances grow by 1/(1 − p)."""
     return dropped(cov, call.get(1, "p", 0.5) if call.get(2, "training", True) else 0.0)
 
 

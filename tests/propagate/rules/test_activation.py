@@ -69,6 +69,7 @@ def test_functional_and_module_agree() -> None:
 
     pairs = [(nn.ReLU(), F.relu, ()), (nn.ELU(2.0), F.elu, (2.0,)), (nn.GELU(), F.gelu, ())]
     pairs += [(nn.LeakyReLU(0.3), F.leaky_relu, (0.3,)), (nn.SiLU(), F.silu, ())]
+    pairs += [(nn.ReLU6(), torch.clamp, (0.0, 6.0)), (nn.Hardtanh(), Tensor.clip, (-1.0, 1.0))]
     for layer, function, options in pairs:
         a, b = find(type(layer)), find(function)
         assert a is not None
