@@ -34,6 +34,9 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bo
         raise InvalidInput("the images are on the meta device, where there are no numbers.")
     if value_range is None or x.numel() == 0:
         return
+    pair = isinstance(value_range, tuple | list) and len(value_range) == 2
+    if not (pair and all(isinstance(v, int | float) for v in value_range)):
+        raise InvalidInput(f"value_range is {value_range!r}: give two numbers, as in (0, 1).")
     low, high = (float(v) for v in x.detach().aminmax())
     if math.isnan(low):
         raise InvalidInput("the images hold NaN, which no classifier can be asked about.")

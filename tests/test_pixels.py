@@ -25,6 +25,12 @@ def test_images_that_are_no_numbers_are_called_so() -> None:
         check_range(torch.tensor([0.5, float("nan")]), (0.0, 1.0))
 
 
+@pytest.mark.parametrize("wrong", [(0,), 1.0, "01", (0, "1"), (0, 1, 2)])
+def test_a_range_that_is_none(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match="value_range is .*: give two numbers"):
+        check_range(torch.tensor([0.5]), wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("error")
 def test_images_that_want_a_gradient() -> None:
     check_range(torch.tensor([0.0, 1.0], requires_grad=True), (0.0, 1.0))

@@ -28,6 +28,8 @@ def sampled(
     check_samples(samples)
     if chunk < 1:
         raise InvalidInput(f"chunk is {chunk}: a pass takes at least one sample.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidInput(f"generator is {generator!r}: give a torch.Generator.")
     draws = []
     for image in x:
         rows = []

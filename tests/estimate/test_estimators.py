@@ -220,6 +220,8 @@ def test_bad_input_is_one_sentence() -> None:
     assert beyond.top.tolist() == model(x + 1).argmax(1).tolist()
     with pytest.raises(InvalidInput, match="at least 2"):
         margin(model, x, 0.3, "sampled", samples=1)
+    with pytest.raises(InvalidInput, match=r"generator is 3: give a torch\.Generator"):
+        margin(model, x, 0.3, "sampled", generator=3)
     big = nn.Sequential(nn.Flatten(), nn.Linear(30_000, 2))
     with pytest.raises(InvalidInput, match="meant for small networks"):
         margin(big, torch.zeros(1, 3, 100, 100), 0.3, "dense")

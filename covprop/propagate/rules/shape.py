@@ -92,7 +92,7 @@ def part(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     """One part of a `chunk` or `split`: of channels it cuts Σ, of pixels it leaves it."""
     _, index, split, *sizes = call.args
     sizes = sizes[:1] or [value for name, value in call.kwargs.items() if name != "dim"]
-    if not _cuts_channels(call.get(4, "dim", 0), cov, shape):
+    if not _along_channels("split", call.get(4, "dim", 0), cov, shape):
         return cov
     return split(split(cov, *sizes, dim=0)[index], *sizes, dim=1)[index]
 
@@ -100,19 +100,19 @@ def part(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
 @rule(torch.narrow, torch.Tensor.narrow)
 def narrow(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     """As a slice."""
-    if not _cuts_channels(call.get(1, "dim"), cov, shape):
+    if not _along_channels("cut", call.get(1, "dim"), cov, shape):
         return cov
     start, length = call.get(2, "start"), call.get(3, "length")
     return cov.narrow(0, start, length).narrow(1, start, length)
 
 
-def _cuts_channels(dim: int, cov: Tensor, shape: tuple) -> bool:
-    """Whether a cut along `dim` is one of channels; those that cannot be made are refused."""
+def _along_channels(does: str, dim: int, cov: Tensor, shape: tuple) -> bool:
+    """Whether `dim` is that of the channels; where Σ cannot follow, what it `does` is refused."""
     dim %= len(shape) + 1
     if dim == 0:
-        raise Unsupported("it splits the batch", "split the channels, along dimension 1")
+        raise Unsupported(f"it {does}s the batch", f"{does} channels or pixels, not dimension 0")
     if dim == 1 and cov.shape[0] != shape[0]:
-        raise Unsupported("it splits a flattened image", "split channels before flattening")
+        raise Unsupported(f"it {does}s a flattened image", f"{does} channels before flattening")
     return dim == 1
 
 
@@ -121,8 +121,8 @@ def flip(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     """Σ; channels that change places change them in Σ too."""
     given = call.args[1:] or (call.kwargs["dims"],)
     dims = given[0] if isinstance(given[0], list | tuple) else given
-    moves = [_moves_channels(dim, cov, shape) for dim in dims]
-    return cov.flip(0, 1) if any(moves) else cov
+    channels = [_along_channels("flip", dim, cov, shape) for dim in dims]
+    return cov.flip(0, 1) if any(channels) else cov
 
 
 @rule(torch.roll, torch.Tensor.roll)
@@ -133,19 +133,9 @@ def roll(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
         raise Unsupported("it shifts values from image to image", "give it dims, as in (2, 3)")
     shifts, dims = ((v,) if isinstance(v, int) else v for v in (shifts, dims))
     for shift, dim in zip(shifts, dims, strict=True):
-        if _moves_channels(dim, cov, shape):
+        if _along_channels("shift", dim, cov, shape):
             cov = cov.roll((shift, shift), (0, 1))
     return cov
-
-
-def _moves_channels(dim: int, cov: Tensor, shape: tuple) -> bool:
-    """Whether values change places along the channels; what cannot be followed is refused."""
-    dim %= len(shape) + 1
-    if dim == 0:
-        raise Unsupported("it moves images of the batch", "leave dimension 0 as it is")
-    if dim == 1 and cov.shape[0] != shape[0]:
-        raise Unsupported("it moves values of a flattened image", "move them before flattening")
-    return dim == 1
 
 
 @rule(torch.Tensor.expand, torch.Tensor.repeat)
