@@ -27,7 +27,7 @@ def test_images_that_are_no_numbers_are_called_so() -> None:
 
 @pytest.mark.parametrize("wrong", [(0,), 1.0, "01", (0, "1"), (0, 1, 2)])
 def test_a_range_that_is_none(wrong: object) -> None:
-    with pytest.raises(InvalidInput, match="value_range is .*: give two numbers"):
+    with pytest.raises(InvalidInput, match=r"value_range is .*: give two numbers"):
         check_range(torch.tensor([0.5]), wrong)  # type: ignore[arg-type]
 
 
