@@ -92,8 +92,8 @@ def _orthogonalise(banks: list[Tensor]) -> None:
     On a GPU it is done in bfloat16.
     """
     sides = [sorted((len(bank), bank[0].numel())) for bank in banks]
-    stack = banks[0].new_zeros(len(banks), sides[0][0], max(columns for _, columns in sides))
-    stack = stack.bfloat16() if stack.is_cuda else stack
+    size = len(banks), sides[0][0], max(columns for _, columns in sides)
+    stack = banks[0].new_zeros(size, dtype=torch.bfloat16 if banks[0].is_cuda else None)
     torch._foreach_copy_([_as_bank(*pair) for pair in zip(stack, banks, strict=True)], banks)
     for matrix, bank in zip(orthogonal(stack), banks, strict=True):
         torch.mul(_as_bank(matrix, bank), max(1.0, len(bank) / bank[0].numel()) ** 0.5, out=bank)
