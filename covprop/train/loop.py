@@ -12,6 +12,7 @@ from rich.console import Console
 
 from covprop import data
 from covprop.data.label_noise import NoisyLabels
+from covprop.errors import InvalidInput
 from covprop.train import checkpoint
 from covprop.train.distributed import World, world
 from covprop.train.diverge import diverged, finite
@@ -184,7 +185,12 @@ class Trainer:
 
     def _train_step(self, batch: data.Batch) -> None:
         self.update.prepare(self.epoch, self.step)
-        self.run_step(batch, self.epoch)
+        try:
+            self.run_step(batch, self.epoch)
+        except InvalidInput as error:  # noise that is measured on the way, of weights gone bad
+            if finite(self.core):
+                raise
+            raise diverged(self.out, self.epoch, self.step, None) from error
 
     def _steps_done(self) -> int:
         return self.epoch * self.steps + self.step

@@ -121,6 +121,24 @@ def test_divergence_keeps_the_last_good_checkpoint(
     assert all(v.isfinite().all() for v in state["model"].values())
 
 
+def test_what_measures_noise_on_the_way_does_not_hide_a_divergence(
+    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`calibrated` meets weights that are no numbers before the loss does."""
+    recipe = tiny(method={"name": "radius", "estimator": "calibrated", "weight": 0.5})
+    step = Trainer._train_step
+
+    def spoiled(self: Trainer, batch: data.Batch) -> None:
+        if self.step == 2:
+            next(self.core.parameters()).data.fill_(torch.nan)
+        step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", spoiled)
+    with pytest.raises(CovpropError, match="Training diverged in epoch 1 at step 2") as caught:
+        train(recipe, tmp_path / "run")
+    assert "is not finite" in str(caught.value.__cause__)
+
+
 def test_the_estimated_radius_is_the_mean_of_those_there_are(tmp_path: Path, tiny: Make) -> None:
     """With a share of 1/2 the other half of each batch has none, and does not count as 0."""
     seen: list[torch.Tensor] = []
