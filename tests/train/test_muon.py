@@ -67,18 +67,24 @@ def test_filter_banks_move_as_torch_moves_matrices(last: bool) -> None:
         assert bank.stride() == bank.grad.stride()
 
 
+def take_steps(*both: tuple[torch.optim.Optimizer, list[nn.Parameter]]) -> None:
+    """Three steps of two optimizers, on the same gradients."""
+    (one, ones), (two, twos) = both
+    for _ in range(3):
+        for a, b in zip(ones, twos, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.to(b.device, copy=True)
+        one.step()
+        two.step()
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_all_else_moves_as_with_sgd(nesterov: bool) -> None:
     torch.manual_seed(0)
     ones, twos = ([nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(5))] for _ in "ab")
     mine = Muon(ones, 0.1, 0.8, nesterov=nesterov)
     sgd = torch.optim.SGD(twos, lr=0.1, momentum=0.8, nesterov=nesterov)
-    for _ in range(3):
-        for one, two in zip(ones, twos, strict=True):
-            one.grad = torch.randn_like(one)
-            two.grad = one.grad.clone()
-        mine.step()
-        sgd.step()
+    take_steps((mine, ones), (sgd, twos))
     for one, two in zip(ones, twos, strict=True):
         torch.testing.assert_close(one, two)
 
@@ -121,11 +127,6 @@ def test_on_a_gpu_it_is_the_same() -> None:
     there = [nn.Parameter(bank.detach().cuda()) for bank in here]
     before = [bank.detach().clone() for bank in here]
     one, two = Muon(here, 0.1), Muon(there, torch.tensor(0.1, device="cuda"))
-    for _ in range(3):
-        for a, b in zip(here, there, strict=True):
-            a.grad = torch.randn_like(a)
-            b.grad = a.grad.cuda()
-        one.step()
-        two.step()
+    take_steps((one, here), (two, there))
     for a, b, start in zip(here, there, before, strict=True):
         assert (b.cpu() - a).norm() < 0.03 * (a - start).norm()
