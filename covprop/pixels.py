@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bo
     if value_range is None or x.numel() == 0:
         return
     pair = isinstance(value_range, tuple | list) and len(value_range) == 2
-    if not (pair and all(isinstance(v, int | float) for v in value_range)):
+    if not (pair and all(isinstance(v, Real) for v in value_range)):
         raise InvalidInput(f"value_range is {value_range!r}: give two numbers, as in (0, 1).")
     low, high = (float(v) for v in x.detach().aminmax())
     if math.isnan(low):

@@ -1,5 +1,6 @@
 """The scale that σ is measured on."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ def test_pixels_on_another_scale_are_refused() -> None:
         )
         check_range(x, None)
     check_range(torch.tensor([0.0, 1.0]), (0.0, 1.0))
+    check_range(torch.tensor([0.0, 1.0]), (np.float32(0), np.int64(1)))
     check_range(torch.empty(0, 3), (0.0, 1.0))
 
 
