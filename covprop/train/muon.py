@@ -18,6 +18,9 @@ from torch.optim import Optimizer
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the published a s + b s³ + c s⁵, which brings singular values near 1 in five rounds."""
 ROUNDS = 5
+SMALL = 128
+"""On a GPU filter banks whose smaller side is at most this take their steps together, too: their
+kernels cost a start each, hardly more."""
 
 
 class Muon(Optimizer):
@@ -72,7 +75,8 @@ class Muon(Optimizer):
             alike: dict[int, list[Tensor]] = defaultdict(list)
             for step in steps:
                 if step.ndim > 2:
-                    alike[min(len(step), step[0].numel())].append(step)
+                    side = min(len(step), step[0].numel())
+                    alike[max(SMALL, side) if step.is_cuda else side].append(step)
             for banks in alike.values():
                 _orthogonalise(banks)
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
@@ -88,11 +92,11 @@ class Muon(Optimizer):
 def _orthogonalise(banks: list[Tensor]) -> None:
     """Steps of filter banks made orthogonal where they are, all of them in one go.
 
-    Their smaller sides have one length; zero columns make the larger ones equal and change nothing.
-    On a GPU it is done in bfloat16.
+    Rows and columns of zeros make the matrices one size; they stay zeros and change nothing. On a
+    GPU it is done in bfloat16.
     """
     sides = [sorted((len(bank), bank[0].numel())) for bank in banks]
-    size = len(banks), sides[0][0], max(columns for _, columns in sides)
+    size = len(banks), *map(max, zip(*sides, strict=True))
     stack = banks[0].new_zeros(size, dtype=torch.bfloat16 if banks[0].is_cuda else None)
     torch._foreach_copy_([_as_bank(*pair) for pair in zip(stack, banks, strict=True)], banks)
     for matrix, bank in zip(orthogonal(stack), banks, strict=True):
@@ -102,7 +106,7 @@ def _orthogonalise(banks: list[Tensor]) -> None:
 def _as_bank(matrix: Tensor, bank: Tensor) -> Tensor:
     """The part of `matrix` [rows, columns] that holds `bank`, as a view of the bank's shape."""
     filters, size = len(bank), bank[0].numel()
-    part = matrix[:, :size] if filters <= size else matrix[:, :filters].mT
+    part = matrix[:filters, :size] if filters <= size else matrix[:size, :filters].mT
     return part.unflatten(1, bank.shape[1:])
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covprop.train.muon import Muon, orthogonal
+from covprop.train.muon import Muon, _orthogonalise, orthogonal
 
 SHAPES = [(8, 4, 3, 3), (8, 6, 3, 3), (16, 4, 1, 1), (4, 3, 3, 3), (6, 2, 5)]
 """Wide, wide of the same rows, tall, of another number of rows, in one dimension."""
@@ -116,6 +116,17 @@ def test_what_has_no_gradient_stays() -> None:
     assert one.eq(1).all()
     assert two.ne(1).all()
     assert one not in mine.state
+
+
+def test_banks_of_all_sizes_in_one_go() -> None:
+    """As on a GPU, where small ones are filled up to one size."""
+    torch.manual_seed(0)
+    banks = [torch.randn(shape) for shape in SHAPES]
+    alone = [bank.clone() for bank in banks]
+    _orthogonalise(banks)
+    for bank, one in zip(banks, alone, strict=True):
+        _orthogonalise([one])
+        torch.testing.assert_close(bank, one)
 
 
 @pytest.mark.gpu
