@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from covprop.errors import CovpropError
 from covprop.report.cells import duration
 from covprop.report.read import Certification, read
 from covprop.report.seeds import Group, by_recipe
-from covprop.report.summary import Summary, summarize
+from covprop.report.summary import Agreement, Summary, summarize
 from covprop.train.length import at_length
 
 
@@ -86,6 +87,18 @@ def samples(point: Point) -> str:
         return most
     delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
     return f"{statistics.fmean(known):,.0f} of {most}{delta}"
+
+
+def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
+    """Quantiles of estimated over certified, where the certificate is neither 0 nor at its end."""
+    c = summary.certification
+    end = (c.sigma or 0.0) * float(ndtri(c.meta["alpha"] ** (1 / c.meta["n"])))
+    inside = (agreement.certified > 0) & (agreement.certified < 0.97 * end)
+    if not inside.any():
+        return (float("nan"),) * 3
+    shares = agreement.estimated[inside] / agreement.certified[inside]
+    low, median, high = np.quantile(shares, [0.1, 0.5, 0.9])
+    return float(low), float(median), float(high)
 
 
 TIMED_IN = {
