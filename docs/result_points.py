@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from covprop.errors import CovpropError
 from covprop.report.cells import duration, samples_cell
 from covprop.report.read import Certification, read
 from covprop.report.seeds import Group, by_recipe
+from covprop.report.sidecars import most_certified
 from covprop.report.summary import Agreement, Summary, summarize
 from covprop.train.length import at_length
 
@@ -88,8 +88,7 @@ def samples(point: Point) -> str:
 
 def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
     """Quantiles of estimated over certified, where the certificate is neither 0 nor at its end."""
-    c = summary.certification
-    end = (c.sigma or 0.0) * float(ndtri(c.meta["alpha"] ** (1 / c.meta["n"])))
+    end = most_certified(summary.certification.meta)
     inside = (agreement.certified > 0) & (agreement.certified < 0.97 * end)
     if not inside.any():
         return (float("nan"),) * 3
