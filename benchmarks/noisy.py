@@ -40,12 +40,12 @@ from covprop.files import write
 from covprop.noisy import compare, report
 from covprop.train import load, shipped, train
 from covprop.train.distributed import world
+from covprop.train.length import at_length
 from covprop.train.loop import Trainer
 from covprop.train.setup import with_facts, with_labels
 
 MAIN = ("coteaching", "radius-layer", "radius-label", "truncated", "plain", "radius-largest")
 """These get every seed, the others the first one; the longest begin first."""
-SCALED = ("from_epoch", "refresh", "pretrain", "layer", "ramp")
 TIMED_STEPS = 64
 EVALUATED = 1.15
 """What an epoch takes with its evaluation and checkpoint, of what its steps take."""
@@ -87,24 +87,6 @@ def recipe_of(options: argparse.Namespace, method: str) -> str:
     return f"noisy/{options.dataset}/{method}-pair-0.45"
 
 
-def shortened(recipe: str, epochs: int | None) -> list[str]:
-    """Overrides under which a run of `epochs` goes through its phases in proportion."""
-    checked = load(recipe)
-    if epochs is None:
-        return []
-    share = epochs / checked.train.epochs
-    changes = [f"train.epochs={epochs}"]
-    if checked.train.decay_from:
-        changes.append(f"train.decay_from={round(checked.train.decay_from * share)}")
-    if checked.train.milestones:
-        nearer = {max(1, round(m * share)) for m in checked.train.milestones}
-        changes.append(f"train.milestones={sorted(m for m in nearer if m < epochs)}")
-    given = {key: checked.method.get(key) for key in SCALED}
-    return changes + [
-        f"method.{key}={max(1, round(value * share))}" for key, value in given.items() if value
-    ]
-
-
 def measure_alone(options: argparse.Namespace, methods: list[str]) -> None:
     """Seconds of an epoch with nothing else on the machine, into timing.tsv."""
     found = {}
@@ -119,7 +101,7 @@ def measure_alone(options: argparse.Namespace, methods: list[str]) -> None:
 
 def epoch_seconds(options: argparse.Namespace, recipe: str) -> float:
     """A whole epoch's seconds, from the third of three short ones: every part of it is at work."""
-    checked = load(recipe, [*options.set, *shortened(recipe, 3), "train.eval_every=0"])
+    checked = load(recipe, [*options.set, *at_length(recipe, 3), "train.eval_every=0"])
     whole, test = (data.load(checked.data.name, split, options.data) for split in ("train", "test"))
     assert isinstance(whole, data.Images)
     assert isinstance(test, data.Images)
@@ -167,7 +149,8 @@ def planned(options: argparse.Namespace, pairs: list[tuple[str, int]], end: floa
     jobs = []
     for method, seed in pairs:
         recipe, out = recipe_of(options, method), options.out / f"{method}-seed{seed}"
-        changes = [*shortened(recipe, options.epochs), *options.set, f"train.seed={seed}"]
+        changes = at_length(recipe, options.epochs) if options.epochs else []
+        changes += [*options.set, f"train.seed={seed}"]
         if not (out / "summary.json").exists():
             jobs.append(Job(recipe, changes, out, options.data, end))
     return jobs

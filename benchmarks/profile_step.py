@@ -192,13 +192,11 @@ def main() -> None:
     effort = Effort(rounds=options.rounds)
     profiles: list[Profile] = []
 
-    def done(
-        one: Profile, extra: Sequence[Table] = (), limits: dict[str, float] | None = None
-    ) -> None:
+    def done(one: Profile) -> None:
         profiles.append(one)
         shown = milliseconds(one.time.median, one.time.low, one.time.high) if one.time else one.note
         print(f"{one.method:16s} {one.trick:18s} {shown}", flush=True)
-        report(profiles, extra, limits or {}, where, options).save(options.out)
+        report(profiles, [], {}, where, options).save(options.out)
 
     ready = {trick: build("plain", where, options.batch, trick) for trick in tricks}
     once = {trick: seconds_of(one.run, device, 3) for trick, one in ready.items()}

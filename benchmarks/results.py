@@ -47,6 +47,8 @@ GRACE = 20.0
 """Seconds that a run gets to write its checkpoint when it is stopped."""
 SHORT = 60.0
 """With less time than this nothing is started."""
+MPS_PIPE = Path("/tmp/nvidia-mps/control")
+"""There, unless CUDA_MPS_PIPE_DIRECTORY names another folder, while CUDA's MPS is on."""
 
 
 def arguments() -> argparse.Namespace:
@@ -246,10 +248,10 @@ class Wave:
 
 
 def facts() -> machine.Facts:
-    """The machine and versions; $COVPROP_COMMIT tells the commit where there is no git."""
+    """The machine and versions, and whether runs share its GPU through CUDA's MPS."""
     found = machine.facts(choose_device("auto"))
     found.pop("command")  # each run tells its own
-    found["commit"] = os.environ.get("COVPROP_COMMIT") or found["commit"]
+    found["mps"] = bool(os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) or MPS_PIPE.exists()
     return found
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """What a Gaussian is made of, and what its iteration gives."""
+    """The two tensors of a `Gaussian`, as a plain tuple."""
 
     mean: Tensor
     cov: Tensor
@@ -20,9 +20,9 @@ class Gaussian(Moments):
     Every pixel p of image b is N(mean[b, :, p], cov): means differ by image and pixel, the
     covariance over channels is one matrix for all of them.
 
-    `sigma` is the input noise it was propagated from, None where that is not known. It is no
-    entry of the tuple: what takes results apart (vmap, forward-mode derivatives, CUDA graphs)
-    wants tensors only, and puts them together again without it.
+    `sigma` is the input noise it was propagated from, None where that is not known. It is an
+    attribute and not an entry of the tuple: vmap, forward-mode derivatives and CUDA graphs take
+    results apart into tensors, and put them together again without it.
 
     Example:
         >>> import torch

@@ -54,8 +54,8 @@ def top_two(mean: Tensor) -> TopTwo:
 def check_labels(mean: Tensor, labels: Tensor) -> None:
     """One class number an image, or InvalidInput.
 
-    On a GPU whether it is a class is left to torch, since a look at the numbers would make the
-    GPU wait; so it is where a compiler or vmap has no numbers to look at.
+    Whether it is one of the classes is left to torch on a GPU, where reading the numbers would
+    make the GPU wait, and under a compiler or vmap, where there are no numbers to read.
     """
     if not isinstance(labels, Tensor):
         raise InvalidInput(f"the labels are a {type(labels).__name__}; give a tensor.")
@@ -83,7 +83,7 @@ def _check_range(labels: Tensor, classes: int) -> None:
 
 
 def check_moments(out: Gaussian, sigma: float) -> None:
-    """Moments of one shape, and of the σ that the radius is asked for, or InvalidInput."""
+    """Moments whose shapes fit, propagated with the σ the radius is asked for, or InvalidInput."""
     if not isinstance(out, Gaussian):
         raise InvalidInput(
             f"the moments are a {type(out).__name__}: give the Gaussian that a Propagator returns."
@@ -122,9 +122,9 @@ def gap_between(mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Tensor:
     """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing.
 
-    Entries of Σ that are right to their last digit leave Σ[a,a] + Σ[b,b] − 2Σ[a,b] uncertain by
-    ε(Σ[a,a] + Σ[b,b]), and no width of the subtraction brings back what they have lost. A smaller
-    difference, also one below 0, is therefore taken for that, held constant.
+    Rounding of the entries of Σ leaves Σ[a,a] + Σ[b,b] − 2Σ[a,b] uncertain by ε(Σ[a,a] + Σ[b,b]),
+    in whatever precision it is computed. A smaller difference, or a negative one, is replaced by
+    that amount, as a constant.
     """
     cross, of_a, of_b = cov[a, b], torch.diagonal(cov)[a], torch.diagonal(cov)[b]
     if settings.margin_covariance == "sum":

@@ -20,13 +20,20 @@ from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
-from result_points import Point, base_name, changes, failures, plus_minus, points, samples
+from result_points import (
+    Point,
+    base_name,
+    changes,
+    failures,
+    plus_minus,
+    points,
+    ratios,
+    samples,
+)
 from result_time import curves, first_above
-from scipy.special import ndtri
 
 from covprop.data import DATASETS
 from covprop.report.cells import duration
-from covprop.report.summary import Agreement, Summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -242,18 +249,6 @@ def truth(wave: str) -> str:
 def number(value: float) -> str:
     """Two decimals, or a dash where there is none (all radii alike, or none inside)."""
     return "–" if math.isnan(value) else f"{value:.2f}"
-
-
-def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
-    """Quantiles of estimated over certified, where the certificate is neither 0 nor at its end."""
-    c = summary.certification
-    end = (c.sigma or 0.0) * float(ndtri(c.meta["alpha"] ** (1 / c.meta["n"])))
-    inside = (agreement.certified > 0) & (agreement.certified < 0.97 * end)
-    if not inside.any():
-        return (float("nan"),) * 3
-    shares = agreement.estimated[inside] / agreement.certified[inside]
-    low, median, high = np.quantile(shares, [0.1, 0.5, 0.9])
-    return float(low), float(median), float(high)
 
 
 def large(wave: str) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from covprop.errors import CovpropError
-from covprop.report.cells import duration
+from covprop.report.cells import duration, samples_cell
 from covprop.report.read import Certification, read
 from covprop.report.seeds import Group, by_recipe
-from covprop.report.summary import Summary, summarize
+from covprop.report.sidecars import most_certified
+from covprop.report.summary import Agreement, Summary, summarize
 from covprop.train.length import at_length
 
 
@@ -78,14 +79,22 @@ def plus_minus(point: Point) -> str:
 def samples(point: Point) -> str:
     """How a row was certified, in few words; the mean number of samples is over its runs."""
     c = point.first.certification
-    most, mode = f"{c.meta['n']:,}", str(c.meta.get("mode", ""))
-    sequential = "sequential" in mode
     drawn = [m.certification.samples for m in point.group.members]
     known = [mean for mean in drawn if mean is not None]
-    if not known or not (sequential or c.rows.skipped.any()):
-        return most
-    delta = f", δ {mode.rsplit(' ', 1)[-1]}" if sequential else ""
-    return f"{statistics.fmean(known):,.0f} of {most}{delta}"
+    if not known:
+        return f"{c.meta['n']:,}"
+    return samples_cell(replace(c, samples=statistics.fmean(known))).text
+
+
+def ratios(summary: Summary, agreement: Agreement) -> tuple[float, float, float]:
+    """Quantiles of estimated over certified, where the certificate is neither 0 nor at its end."""
+    end = most_certified(summary.certification.meta)
+    inside = (agreement.certified > 0) & (agreement.certified < 0.97 * end)
+    if not inside.any():
+        return (float("nan"),) * 3
+    shares = agreement.estimated[inside] / agreement.certified[inside]
+    low, median, high = np.quantile(shares, [0.1, 0.5, 0.9])
+    return float(low), float(median), float(high)
 
 
 TIMED_IN = {

@@ -9,16 +9,7 @@ radius term (λ = 4) from epoch 100 on; ImageNet and Places365 train 120 epochs 
 MNIST, and on CIFAR-10 at σ = 1, its term begins with the first decay, as others run it too.
 What was not published (batch sizes of the small sets, augmentation) is the field's habit.
 
-Under minutes/: the same methods with one short schedule for all (one-cycle, batch 256, a network
-with batch norm), which one GPU trains in minutes; learning rates are the published ones, scaled to
-the batch. MACER has its published steps where its term begins with the first of them. `late` is
-Consistency that begins after a third of the run, `reach` the same on images moved as far as their
-estimated radius goes, `weighted` plain training with every image
-weighted by its estimated radius in the last third. `radius-steps` and `radius-reference-steps` are
-the paper's method with its own learning rates (steps at 1/2, when its term is switched on, and
-3/4) and no norm, in as many epochs.
-
-Under noisy/: see make_noisy.py.
+Under minutes/ and noisy/: see make_minutes.py and make_noisy.py.
 """
 
 from __future__ import annotations
@@ -26,6 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from make_minutes import SHARED, deferred, minutes_recipes
 from make_noisy import Config, noisy_recipes
 
 from covprop.train.toml import dumps
@@ -71,11 +63,6 @@ def published(data: str, method: str, sigma: float) -> Config:
         config["train"] |= {"precision": "bf16", "channels_last": True}
     _METHODS[method](config, sigma, large)
     return config
-
-
-def deferred(data: str, sigma: float) -> bool:
-    """Whether MACER's term waits for the first decay; with λ β σ / 2 as large it collapses."""
-    return data == "mnist" or (data == "cifar10" and sigma == 1)
 
 
 def _gaussian(config: Config, sigma: float, large: bool) -> None:
@@ -133,94 +120,6 @@ _METHODS = {
 }
 
 
-SHARED = {"name": "radius", "estimator": "shared"}
-MINUTES: dict[str, dict[str, Any]] = {
-    "gaussian": {"name": "gaussian", "samples": 1},
-    "consistency": {"name": "consistency", "samples": 2, "entropy": 0.5},
-    "macer": {"name": "macer", "samples": 16, "gamma": 8.0, "beta": 16.0},
-    "radius": {**SHARED, "preset": "paper", "weight": 4.0},
-    "radius-reference": {**SHARED, "preset": "reference", "weight": 4.0},
-    "radius-linearized": {
-        **{"name": "radius", "estimator": "linearized", "mean": "sample"},
-        **{"weight": 1.0, "offset": 1.0},
-    },
-    "late": {"name": "consistency", "samples": 2, "entropy": 0.5},
-    "reach": {"name": "consistency", "samples": 2, "entropy": 0.5},
-    "weighted": {"name": "gaussian", "samples": 1},
-}
-STEPS = "-steps"
-"""After the name of one of the paper's: with its own learning rates, and no norm."""
-MUON = "-muon"
-"""After a name: with the optimizer that learns more in as many epochs, for networks with norms."""
-MINUTES_EPOCHS = {"mnist": 40, "svhn": 30, "cifar10": 60}
-
-
-def minutes(data: str, method: str, sigma: float) -> Config:
-    """One experiment that a single GPU does in minutes."""
-    steps, muon = method.endswith(STEPS), method.endswith(MUON)
-    method = method.removesuffix(STEPS).removesuffix(MUON)
-    epochs, options = MINUTES_EPOCHS[data], dict(MINUTES[method])
-    config: Config = {
-        "data": {"name": data},
-        "model": {"name": "lenet"} if data == "mnist" else {"name": "preact_resnet18"},
-        "noise": {"sigma": sigma},
-        "method": options,
-    }
-    if options["name"] == "consistency":
-        options["weight"] = 20.0 if sigma == 0.25 else 10.0
-        if data == "mnist":  # by itself it wants more, found on held-out images
-            options["weight"] *= 2 if method == "consistency" else 0.5
-    if method in ("late", "reach"):
-        options["from_epoch"] = epochs // 3
-    if method == "reach":
-        options["reach"] = 2 * sigma
-    if options["name"] == "macer":
-        options["weight"] = 4.0 if sigma == 0.5 else 12.0
-        if data == "mnist":
-            options["weight"] = 16.0
-    if options["name"] == "radius":
-        # The share of the run after which the paper switches its term on; ours bears it earlier.
-        options["from_epoch"] = epochs // (5 if method == "radius-linearized" else 2)
-    if method == "weighted":
-        # In the last third: from 2/5 on it lost, and on top of Consistency it lost much.
-        config["weighting"] = {"name": "radius", "from_epoch": epochs * 2 // 3}
-    config["train"] = {
-        "epochs": epochs,
-        "batch_size": 256,
-        "lr": 0.04 if method == "macer" else 0.1,
-        "momentum": 0.9,
-        "nesterov": True,
-        "weight_decay": 5e-4,
-        "schedule": "one-cycle",
-        "eval_every": 0,
-        "precision": "bf16",
-        "channels_last": True,
-    }
-    if data == "mnist":
-        config["train"] |= {"lr": 0.02, "precision": "fp32", "channels_last": False}
-    else:
-        config["model"]["norm"] = "none" if steps else "batch"
-    if method == "macer" and deferred(data, sigma):
-        first, last = (1 / 3, 2 / 3) if data == "mnist" else (200 / 440, 400 / 440)
-        config["train"] |= {"lr": 0.01 if data == "mnist" else 0.04, "nesterov": False}
-        config["train"] |= {"schedule": "step", "gamma": 0.1}
-        config["train"]["milestones"] = [int(epochs * first), int(epochs * last)]
-        options["from_epoch"] = int(epochs * first)
-    if steps:
-        # 0.01 at batch 128.
-        config["train"] |= {"lr": 0.02, "nesterov": False, "schedule": "step", "gamma": 0.1}
-        config["train"]["milestones"] = [epochs // 2, epochs * 3 // 4]
-        if data != "mnist":
-            # Without it the network is dead within an epoch: every class equally likely for good.
-            config["train"]["warmup_epochs"] = 2.0
-    if muon:
-        config["train"] |= {"optimizer": "muon", "lr": 0.05}
-        config["train"] |= {"weight_decay": 0.05, "decay_all": False}
-    if data == "cifar10":
-        config["data"]["augment"] = "crop-flip"
-    return config
-
-
 def digits(method: dict[str, Any], epochs: int) -> Config:
     """A small experiment on the embedded digits: well under a minute on two cores."""
     return {
@@ -272,16 +171,8 @@ def recipes() -> dict[str, str]:
                 start = "torchrun --nproc-per-node=8 -m covprop" if data in LARGE else "covprop"
                 command = f"# {start} train {name} --data DATA\n\n"
                 texts[name] = command + dumps(published(data, method, sigma))
-            more = (f"radius{STEPS}", f"radius-reference{STEPS}")
-            more += (f"late{MUON}", f"consistency{MUON}")
-            for method in (*MINUTES, *more) if data in MINUTES_EPOCHS else ():
-                if method == "reach" and data != "mnist":
-                    continue  # on CIFAR-10 it gained nothing (results/tried.md)
-                if method.endswith(MUON) and data == "mnist":
-                    continue  # its network has no norms
-                name = f"{data}/minutes/{method}-{sigma:.2f}"
-                command = f"# covprop train {name} --data DATA\n\n"
-                texts[name] = command + dumps(minutes(data, method, sigma))
+    for name, config in minutes_recipes(SIGMAS).items():
+        texts[name] = f"# covprop train {name} --data DATA\n\n{dumps(config)}"
     for name, config in noisy_recipes().items():
         where = "" if config["data"]["name"] == "digits" else " --data DATA"
         texts[name] = f"# covprop noisy {name}{where}\n\n{dumps(config)}"

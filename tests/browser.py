@@ -1,6 +1,5 @@
 """A real browser to look at pages with; a conftest that imports `browser` has the fixture."""
 
-import base64
 import json
 import os
 import shutil
@@ -105,10 +104,8 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
-    def mouse(
-        self, selector: str, across: float = 0.5, down: float = 0.5, click: bool = False
-    ) -> None:
-        """Move the mouse to a place within an element, and click there if asked."""
+    def mouse(self, selector: str, across: float = 0.5, click: bool = False) -> None:
+        """Move the mouse to half the height of an element, and click there if asked."""
         self.run(
             f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})"
         )
@@ -116,14 +113,10 @@ class Browser:
             f"(b => [b.left, b.top, b.width, b.height])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
         )
-        place = {"x": box[0] + across * box[2], "y": box[1] + down * box[3]}
+        place = {"x": box[0] + across * box[2], "y": box[1] + 0.5 * box[3]}
         self.send("Input.dispatchMouseEvent", type="mouseMoved", **place)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
-
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        shot = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         os.close(self._to)  # Chromium ends when its pipe does

@@ -26,7 +26,7 @@ def _script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(FOLDER))  # it has a second part beside it
+    sys.path.insert(0, str(FOLDER))  # it has other parts beside it
     try:
         spec.loader.exec_module(module)
     finally:

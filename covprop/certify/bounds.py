@@ -206,7 +206,7 @@ def run_looks(
 
     The others get bound, count and samples 0. `draw(size, active)` returns the tally of the active
     images after `size` samples each. Returns the lower bound on p_A, the count and the number of
-    samples of every image. P(bound > p_A) is at most Σ α_k; so is, apart from it, the probability
+    samples of every image. P(bound > p_A) is at most Σ α_k, and so, separately, is the probability
     of having stopped too early.
     """
     images = len(asked)

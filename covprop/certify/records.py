@@ -8,6 +8,7 @@ from it on every start. Several processes write a journal each (`X.rank1.rows.js
 last one to finish merges.
 """
 
+import glob
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -129,7 +130,7 @@ class Log(Generic[AnyRow]):
 
     def _parts(self) -> list[Path]:
         stem = self.path.with_suffix("").name
-        return sorted(self.path.parent.glob(f"{_glob_escape(stem)}.rank*.rows.jsonl"))
+        return sorted(self.path.parent.glob(f"{glob.escape(stem)}.rank*.rows.jsonl"))
 
     def _absorb(self, files: ExitStack) -> None:
         """Take over what several processes left behind, unless they are still at work."""
@@ -237,10 +238,6 @@ def _read_journal(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
                 f"certified again."
             ) from None
     return rows
-
-
-def _glob_escape(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _show(value: Any) -> str:

@@ -96,9 +96,9 @@ def certify(
     """Certify images [c, h, w] or [b, c, h, w] against ℓ2 perturbations.
 
     With probability at least 1 − alpha an image's prediction is what the smoothed classifier
-    returns everywhere within `radius`. `model` is any callable from images to logits [b, classes];
-    a module is put in eval mode for the time of the call, a function around one is not, and is
-    refused where an image's logits depend on the others of its batch.
+    returns everywhere within `radius`. `model` is any callable from images to logits [b, classes].
+    A module is put in eval mode during the call; a function is called as it is. Either is refused
+    where an image's logits depend on the rest of its batch.
 
     `index` names the images (default 0, 1, …): noise is a function of (seed, index), so a row does
     not depend on which others were certified with it. In float32 on the CPU, with the same number
@@ -106,19 +106,19 @@ def certify(
     `batch_size` counts samples in one forward pass on a GPU (default by image size, 2112 for
     32 × 32); the CPU always runs one block. `dtype=torch.bfloat16` runs the network under autocast.
 
-    `delta` or `at_least` make it sequential: samples are drawn until all n would be expected to
-    certify at most delta more, or until it is known whether they certify at_least (one radius, or
-    each of several), n at most. `soft=True` certifies the classifier that averages softmax
+    `delta` or `at_least` make it sequential: with n samples at most, it stops once all n would be
+    expected to certify at most delta more, or once it is known whether they certify at_least (one
+    radius, or each of several). `soft=True` certifies the classifier that averages softmax
     probabilities instead of votes (Salman et al. 2019).
 
     `skip_wrong=True` spends the n samples only on images whose guess is their entry of `labels`.
     The others count as 0 in every certified accuracy and in the ACR, whatever their bound; they
-    keep the guess, with radius 0 and n = 0. All other images get what they get without.
+    keep the guess, with radius 0 and n = 0. All other images get the same certificate as without.
 
-    On a GPU a hundred passes and more are replayed as one CUDA graph, and compiled first where
-    that pays, or if `compiled` says so; in half precision with batch norms folded into weights.
-    `fast=False` runs plain passes on the same noise; on a CPU `fast=True` draws a GPU's noise.
-    Image by image, as they come, `from covprop.certify import certify_each` does the same.
+    On a GPU, work of a hundred passes or more replays a CUDA graph. The network is compiled for
+    it where that pays, or if `compiled` says so; in half precision batch norms are folded into
+    weights. `fast=False` runs plain passes on the same noise; on a CPU `fast=True` draws a GPU's
+    noise. For answers one by one, as they come: `from covprop.certify import certify_each`.
 
     >>> import covprop, torch
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)

@@ -174,7 +174,8 @@ def page() -> str:
 
     text = read(own, "page.html")
     text = text.replace("{{ style }}", read(report, "page.css") + read(own, "page.css"))
-    return text.replace("{{ script }}", read(own, "plot.js") + read(own, "page.js"))
+    scripts = (read(own, name) for name in ("tools.js", "plot.js", "page.js"))
+    return text.replace("{{ script }}", "".join(scripts))
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -36,10 +36,10 @@ class Method(Protocol):
 
 
 def phase_of(method: Method, epoch: int) -> Hashable | None:
-    """What of the epoch changes how `method` computes: its `phase`, or else the epoch itself.
+    """What `method` makes of the epoch's number: its `phase`, or else the number itself.
 
-    In epochs of one phase it runs the same operations, so that a GPU can replay a recorded step.
-    None says that no step is like another: values are read back from the device, for instance.
+    Epochs of one phase run the same operations, so that a GPU can replay a recorded step. None
+    says that no step is like another, for instance because values are read back from the device.
     """
     phase = getattr(method, "phase", None)
     return epoch if phase is None else phase(epoch)
@@ -48,7 +48,7 @@ def phase_of(method: Method, epoch: int) -> Hashable | None:
 def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> Tensor:
     """Noise N(0, σ²) for `samples` copies of every image: [b, samples, *image].
 
-    It is drawn on the device of x. A generator that lives elsewhere gives the seed of one there.
+    It is drawn on the device of x. A generator on another device gives the seed for one there.
     """
     if generator.device.type != x.device.type:
         seed = int(torch.randint(2**62, (), generator=generator))

@@ -140,7 +140,7 @@ class Radius:
         return loss, estimated_radius(out, self.sigma, y, self.settings).detach()
 
     def compile_for(self, model: nn.Module) -> bool:
-        """Compile what a step does in parts that overlap, where there are such; say whether."""
+        """Compile the passes of a step apart, where they can overlap; returns whether they can."""
         prop = self.propagator(model) if self.estimator == "shared" else None
         if prop is None or self.mean == "sample" or not prop.overlaps():
             return False

@@ -186,7 +186,8 @@ class RadiusWeights:
         return weights if self.by == "loss" else (weights > 0).to(r.dtype)
 
     def _weights(self, r: Tensor, everyone: Tensor) -> Tensor:
-        # Nan while nothing was seen; what is lost counts 0, or hard images would turn the sign.
+        # NaN while nothing was seen. A negative radius counts as 0, or hard images could make the
+        # mean negative.
         mean = everyone.clamp(min=0).nanmean()
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
@@ -217,7 +218,7 @@ def _require(condition: bool, sentence: str) -> None:
 
 
 def resample(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """As many numbers of images as there are, each image in proportion to its weight.
+    """The numbers of n images drawn from n, each image in proportion to its weight.
 
     Systematic resampling: with p the weights [n], scaled to mean 1, image i comes ⌊pᵢ⌋ or ⌈pᵢ⌉
     times, on average pᵢ times. The order is random, with the copies of an image evenly apart.

@@ -14,8 +14,8 @@ from covprop.propagate.settings import Settings
 class _Deviation(torch.autograd.Function):
     """√v, with a zero derivative instead of an infinite one at 0.
 
-    Backward needs the result alone. What autograd would keep by itself are the variances, which as
-    a diagonal keep all of Σ.
+    Backward needs only the result. Autograd by itself would keep the variances, and with them all
+    of Σ, since they are a view of its diagonal.
     """
 
     @staticmethod

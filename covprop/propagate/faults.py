@@ -66,12 +66,14 @@ REASONS: dict[Any, tuple[str, str]] = {
 
 
 BY_HAND = {MAX_POOL: MAX_POOL_CALL, PER_IMAGE_NORM: PER_IMAGE_NORM_CALL}
-"""Of a layer that `covprop.fix` leaves, though it mends others of its type."""
+"""What is said of a layer that `covprop.fix` leaves, though it mends others of its type."""
 
 
 def explain(operation: Any, target: Any = None) -> tuple[str, str]:
-    """Why an operation without a rule cannot be propagated, and what to do about it; of a module,
-    `target`, by itself."""
+    """Why an operation without a rule cannot be propagated, and what to do about it.
+
+    `target` is the module itself, if it is one: `covprop.fix` does not mend all of a type.
+    """
     try:
         known = REASONS.get(operation)
     except TypeError:

@@ -86,9 +86,9 @@ def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
 
 
 def own_forward(module: nn.Module) -> str:
-    """The method of its own class that a module computes by; empty where it is none of them.
+    """The name of the method of its class that a module runs as forward; empty if it is none.
 
-    A method that torch.compile stands around still is that method.
+    A method that torch.compile wraps counts as that method.
     """
     forward = vars(module).get("forward")
     if forward is None:
@@ -101,7 +101,7 @@ def own_forward(module: nn.Module) -> str:
 
 
 def patched(module: nn.Module) -> bool:
-    """Whether a module computes by what was put in the place of its forward from outside."""
+    """Whether a module's forward was replaced by something that is no method of its class."""
     return not own_forward(module)
 
 

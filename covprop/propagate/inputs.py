@@ -1,4 +1,4 @@
-"""What a caller hands over (σ, an image's shape, images): as needed, or one sentence about it."""
+"""Checks of what a caller hands over, each with one sentence about what is wrong."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def links_of(model: nn.Module, used: Iterable[nn.Module]) -> tuple[Link, ...]:
 
 
 def check_links(model: nn.Module, root: nn.Module, links: tuple[Link, ...]) -> None:
-    """Refuse a model whose layers are no more those of the trace: the old ones would be used.
+    """Refuse a model whose layers were replaced since the trace: the old ones would be used.
 
-    Identities alone are compared, for every pass does it, compiled ones too.
+    Only identities are compared, since every pass does this, compiled ones too.
     """
     if model is not root and bare(model) is not root:
         raise InvalidInput("the model was replaced since the propagator was built: build another.")

@@ -26,7 +26,7 @@ MADE = {
     *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 }
-"""What takes type and place of a tensor, and none of its values."""
+"""Functions that take the type and device of a tensor, but none of its values."""
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
@@ -55,8 +55,8 @@ class Look(nn.Module):
 
     def look(self, step: Step, values: list[Any]) -> Any:
         """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
-        tensors cannot (branch on its data); it is then taken to keep its input's shape, but for
-        the channels, which its rule tells."""
+        tensors cannot (branch on its data); its output is then assumed to have its input's shape,
+        with the number of channels that its rule gives."""
         target, self.guessed = step.target, False
         try:
             if not isinstance(target, nn.Module):
@@ -207,7 +207,7 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
 def batch_dependent(steps: list[Step], seen: Look) -> list[Fault]:
     """Steps whose covariance needs a value that changes with the batch, as in `x / x.shape[0]`.
 
-    Σ is made without a batch: a rule that does not do without such a value would fail there.
+    Σ is computed without a batch: a rule that needs such a value would fail there.
     """
     varying = {
         slot

@@ -25,7 +25,7 @@ Correct = Callable[[int, Tensor], Tensor]
 """From a slot and its propagated covariance to the one to go on with."""
 
 Deviation = Tensor | tuple[Tensor, Tensor] | None
-"""Of a step's input: the standard deviations, perhaps with their inverses, if the step asks."""
+"""Standard deviations of a step's input, perhaps with their inverses; None if it needs none."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Step:
     """One operation of the network, with the rule that maps its covariance."""
 
     name: str  # qualified name for a module, node name otherwise
-    does: tuple[Any]  # the target, in a tuple: torch.compile (2.11) sees no tensor's method else
+    does: tuple[Any]  # the target; in a tuple, or torch.compile (2.11) sees no methods of Tensor
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     where: str = ""  # the user's source line
@@ -77,7 +77,7 @@ class Step:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the random operand, or of the first of them, without the batch."""
+        """Shape of the first random operand, without the batch."""
         return self.shapes[self.operands.index(self.random[0])]
 
     @property
@@ -204,7 +204,7 @@ class Plan:
         self, covs: list[Tensor | None], values: list[Any], stop: int, settings: Settings,
         correct: Correct | None = None,
     ) -> None:  # fmt: skip
-        """Go on with a covariance pass up to step `stop`; `values` are those without noise."""
+        """Go on with a covariance pass up to step `stop`; `values` holds what carries no noise."""
         for slot in range(len(covs), stop + 1):
             step = self.steps[slot - 1]
             if step.rule is None:
@@ -223,7 +223,7 @@ class Plan:
         )
 
     def deviations(self, covs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """What the mean pass needs of the covariances: a vector a nonlinear step."""
+        """What the mean pass needs of the covariances: one vector for each nonlinear step."""
         return [step.deviation(covs) for step in self.steps]
 
     def means(self, x: Tensor, deviations: Sequence[Tensor | None], settings: Settings) -> Tensor:
@@ -289,5 +289,5 @@ class Plan:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Autocast is for the mean; `Settings.products` says which of Σ's products are in half."""
+    """Turns autocast off: it is for the mean. Half precision in Σ is up to `Settings.products`."""
     return torch.autocast(device_type=x.device.type, enabled=False)

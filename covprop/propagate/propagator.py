@@ -50,7 +50,7 @@ def check_names(plan: Plan, settings: Settings) -> None:
 
 
 def check_same_steps(one: Plan, other: Plan) -> None:
-    """What is measured of a step in evaluation serves in training."""
+    """Refuse plans with different steps: what is measured in evaluation is used in training."""
     steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
     if steps[0] != steps[1]:
         raise UnsupportedModel(
@@ -266,7 +266,7 @@ class Propagator(nn.Module):
         return self.plan.logit_covariance(covs[self.plan.output])
 
     def _settings(self, like: Tensor) -> Settings:
-        """Those of this call: r_max as measured, products in half where autocast is on."""
+        """The settings of this call: r_max as measured, products in half where autocast is on."""
         half = like.is_cuda and torch.is_autocast_enabled("cuda")
         settings = self._in_half if half else self.settings
         if settings.r_max != "estimated":

@@ -15,7 +15,7 @@ Operation = type[nn.Module] | Callable[..., Any]
 """What a rule is registered for: a type of module, or a function."""
 
 _EXTRAS = ("mean", "shape", "out_shape", "shapes", "operands")
-"""What a rule may ask for besides: the mean of its input, and attributes of its step."""
+"""What a rule gets if it names it as a parameter: the mean of its input, attributes of its step."""
 
 
 class Unsupported(Exception):
@@ -91,9 +91,10 @@ def rule(
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
     `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's
-    entries along dimension 1. `beside=` may give the same as `(mean, std, inverse, again) ->
-    (mean after, mean)`, with 1/std if that is known and whether other layers read the input too,
-    so that one kernel can serve both gradients.
+    entries along dimension 1. `beside=` may give a faster form of it, `(mean, std, inverse,
+    again) -> (mean after, mean)`: `inverse` is 1/std or None, and `again` says whether later
+    layers read the input too. They then read the mean it returns, so that one kernel computes
+    both gradients.
 
     Example: a layer that doubles its input.
         >>> class Double(nn.Module):

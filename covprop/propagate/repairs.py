@@ -57,7 +57,7 @@ def repair(layer: nn.Module) -> nn.Module | None:
 
 
 def why_not(layer: nn.Module) -> str | None:
-    """Why a layer stays that is of a kind that others are replaced of."""
+    """Why `covprop.fix` leaves a layer although it replaces others of its kind, else None."""
     if repair(layer) is not None:
         return None
     if isinstance(layer, nn.LayerNorm):

@@ -52,7 +52,7 @@ class Settings:
     """Γ of the hinge max(0, Γ − radius). The text gives no value; the authors' code has 8."""
 
     soft_term: bool = False
-    """Add a second hinge inside the weight λ: on Φ⁻¹(p₁) − Φ⁻¹(p₂) with p = softmax(16·mean)."""
+    """Add a second hinge, weighted by λ too, on Φ⁻¹(p₁) − Φ⁻¹(p₂) with p = softmax(16·mean)."""
 
     noisy_mean: bool = False
     """The training method `radius` propagates the mean from x + noise instead of x. A `Propagator`
@@ -134,7 +134,7 @@ REFERENCE = Settings(
 
 
 def check_settings(settings: Settings) -> Settings:
-    """Settings as they are; a name, say, is refused."""
+    """The settings given; anything else, such as the name of a preset, is refused."""
     if not isinstance(settings, Settings):
         raise InvalidInput(
             f"settings is {settings!r}: give covprop.PAPER, covprop.REFERENCE, or one of these "

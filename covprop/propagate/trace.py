@@ -80,7 +80,7 @@ class _Tracer(fx.Tracer):
 
 
 def check_module(model: nn.Module) -> None:
-    """Refuse what is no module that torch.fx could trace, or that has no layers to exchange."""
+    """Refuse what is not a module, or holds TorchScript, which no trace can see into."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"a {type(model).__name__} is no nn.Module; wrap it in one.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -91,9 +91,11 @@ def check_module(model: nn.Module) -> None:
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
-    """The model's fx graph, with every argument after the first at its default, the tensors that
-    forward makes itself (which fx leaves on the model as attributes: taken off again), and all
-    modules that it calls."""
+    """The model's fx graph, the tensors that forward makes itself, and all modules it calls.
+
+    Arguments of forward after the first take their defaults. The tensors, which fx leaves on the
+    model as attributes, are taken off again.
+    """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(
             f"{type(model).__name__} hides the network from torch.fx: give its .module, and wrap "
@@ -178,7 +180,7 @@ def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[tuple[Any, ...], d
 
 
 def taken_apart(node: fx.Node) -> bool:
-    """Whether all that is made of a node are single items."""
+    """Whether a node's values are only read one by one, as in a, b = x.chunk(2, 1)."""
     return all(
         user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
     )

@@ -20,7 +20,7 @@ from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
 from covprop.train.log import Board, Log, Metrics, Row, sentence
-from covprop.train.opening import continuing, opening
+from covprop.train.opening import continuing, opening, other_images
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
 from covprop.train.recipe import Recipe
@@ -139,11 +139,8 @@ class Trainer:
             self.here.first_does(self._save_model)
         elif (again := self.metrics.dropped if self.metrics else 0) or self._steps_done():
             self.log.say(continuing(self.out, self.epoch, self.step, again))
-            if self.images_before != len(self.train_data):
-                self.log.say(
-                    f"It was trained on {self.images_before} images so far, now there are "
-                    f"{len(self.train_data)}: it ends with other weights than one run would have."
-                )
+            for line in other_images(self.images_before, len(self.train_data)):
+                self.log.say(line)
         try:
             with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
@@ -293,8 +290,7 @@ class Trainer:
         self.learned.restore(state, path)
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
-        # Which earlier versions did not keep.
-        self.images_before = state.get("images", self.images_before)
+        self.images_before = state.get("images", self.images_before)  # earlier versions kept none
         if self.here.first:  # the sums of all processes were saved as one
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 

@@ -36,6 +36,21 @@ def continuing(out: Path, epoch: int, step: int, again: int) -> str:
     return f"continuing {out} {where}" + (f"; {epochs} trained again" if again else "")
 
 
+def other_images(before: int, now: int) -> list[str]:
+    """A sentence about a run that goes on with more or fewer training images.
+
+    Example:
+        >>> other_images(80, 80)
+        []
+    """
+    if before == now:
+        return []
+    return [
+        f"It was trained on {before} images so far, now there are {now}: it ends with other "
+        "weights than one run would have."
+    ]
+
+
 def drowned(sigma: float) -> list[str]:
     """A sentence about noise that is meant for pixels of 0 to 255.
 

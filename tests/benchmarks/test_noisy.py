@@ -1,4 +1,4 @@
-"""The grid of noisy-label runs: schedules in proportion, and what is brought home."""
+"""The grid of noisy-label runs: what is run, and what is brought home."""
 
 import argparse
 import json
@@ -12,24 +12,22 @@ from scripts import benchmark
 
 from covprop import data
 from covprop.bench import machine
-from covprop.train import load, shipped
+from covprop.train import load
 
 page = benchmark("noisy_page")
 noisy = benchmark("noisy")
-RECIPES = [name for name in shipped() if name.startswith("noisy/")]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_shorter_run_goes_through_the_same_phases(recipe: str) -> None:
-    whole, short = load(recipe), load(recipe, noisy.shortened(recipe, 20))
-    assert short.train.epochs == 20
-    assert short.train.decay_from == round(20 * whole.train.decay_from / whole.train.epochs)
-    for key, value in whole.method.items():
-        if key in noisy.SCALED and value:
-            assert short.method[key] == max(1, round(20 * value / whole.train.epochs))
-        else:
-            assert short.method[key] == value
-    assert noisy.shortened(recipe, None) == []
+def test_a_run_is_of_the_length_the_settings_and_the_seed_asked_for(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        dataset="digits", out=tmp_path, data=None, epochs=None, set=["a=1"]
+    )
+    (job,) = noisy.planned(options, [("plain", 3)], end=9.0)
+    assert job.changes == ["a=1", "train.seed=3"]
+    options.epochs = 20
+    (job,) = noisy.planned(options, [("plain", 3)], end=9.0)
+    assert (job.changes[0], job.changes[-2:]) == ("train.epochs=20", ["a=1", "train.seed=3"])
+    assert job.out == tmp_path / "plain-seed3"
 
 
 def test_the_archive_has_no_weights(tmp_path: Path) -> None:

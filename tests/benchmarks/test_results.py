@@ -38,6 +38,8 @@ seconds = 1e6
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COVPROP_COMMIT", "0123456789ab")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(results, "MPS_PIPE", tmp_path / "nvidia-mps/control")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.toml").write_text(WAVE)
     return argparse.Namespace(
@@ -66,7 +68,7 @@ def test_a_wave_is_run_and_archived(
     assert "bad-seed0: FAILED" in said
     record = json.loads((options.runs / "first/good-seed0/run.json").read_text())
     assert (record["status"], record["side_by_side"]) == ("done", 3)  # two here, one elsewhere
-    assert record["commit"] == "0123456789ab"
+    assert (record["commit"], record["mps"]) == ("0123456789ab", False)
     assert record["commands"][1].startswith("covprop certify runs/first/good-seed0 --n 200")
     assert set(record["seconds_by_command"]) == {"train", "certify", "estimate"}
     with tarfile.open(options.archive) as tar:
@@ -81,7 +83,9 @@ def test_a_wave_is_run_and_archived(
     assert [job.name for job in results.Wave(options, listed).waiting] == ["long"]
     options.again = True
     assert [job.name for job in results.Wave(options, listed).waiting] == ["bad", "long"]
-    # A finished run is certified further when that is asked for.
+    # A finished run is certified further when that is asked for, one without `mps` too.
+    del record["mps"]
+    (options.runs / "first/good-seed0/run.json").write_text(json.dumps(record))
     options.also = True
     results.Wave(options, listed).run()
     before, record = record, json.loads((options.runs / "first/good-seed0/run.json").read_text())
@@ -90,10 +94,22 @@ def test_a_wave_is_run_and_archived(
         "--max 3 --device cpu --out runs/first/good-seed0/certify_more.tsv"
     )
     assert set(record["seconds_by_command"]) == {"train", "certify", "estimate", "certify_more"}
-    assert (record["status"], record["epochs"]) == ("done", 1)
+    assert (record["status"], record["epochs"], "mps" in record) == ("done", 1, False)
     assert len((options.runs / "first/good-seed0/certify_more.tsv").read_text().splitlines()) == 4
     with tarfile.open(options.archive) as tar:
         assert "first/good-seed0/certify_more.tsv" in tar.getnames()
+
+
+def test_a_record_says_whether_mps_is_on(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert results.facts()["mps"] is False
+    results.MPS_PIPE.parent.mkdir()
+    results.MPS_PIPE.touch()
+    assert results.facts()["mps"] is True
+    results.MPS_PIPE.unlink()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "elsewhere")
+    assert results.facts()["mps"] is True
 
 
 def test_a_further_certificate_that_failed_is_not_recorded(options: argparse.Namespace) -> None:

@@ -42,6 +42,18 @@ def test_what_is_set_by_hand_stays(tmp_path: Path) -> None:
         at_length("cifar10/radius-0.25", 20, ["train.epochs=10"])
 
 
+@pytest.mark.parametrize("recipe", [name for name in shipped() if name.startswith("noisy/")])
+def test_every_recipe_for_wrong_labels_goes_through_its_phases(recipe: str) -> None:
+    whole, short = load(recipe), load(recipe, at_length(recipe, 20))
+    assert short.train.epochs == 20
+    assert short.train.decay_from == round(20 * whole.train.decay_from / whole.train.epochs)
+    for key, value in whole.method.items():
+        if key in ("from_epoch", "refresh", "pretrain", "layer", "ramp") and value:
+            assert short.method[key] == max(1, round(20 * value / whole.train.epochs))
+        else:
+            assert short.method[key] == value
+
+
 @pytest.mark.parametrize(
     ("name", "phases"),
     [

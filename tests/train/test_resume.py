@@ -20,19 +20,29 @@ from covprop.train import Interrupted, Recipe, checkpoint, loop, train
 from covprop.train.loop import Trainer
 
 Make = Callable[..., Recipe]
+Stopped = Callable[[Recipe, Path, int], None]
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ctrl-C arrives during the given step of this process."""
-    step, count = Trainer._train_step, [0]
+@pytest.fixture
+def train_until(monkeypatch: pytest.MonkeyPatch) -> Stopped:
+    """`train_until(recipe, out, steps)`: Ctrl-C arrives during the given step of this process."""
 
-    def counted(self: Trainer, batch: data.Batch) -> None:
-        step(self, batch)
-        count[0] += 1
-        if count[0] == steps:
-            os.kill(os.getpid(), signal.SIGINT)
+    def run(recipe: Recipe, out: Path, steps: int) -> None:
+        step, count = Trainer._train_step, [0]
 
-    monkeypatch.setattr(Trainer, "_train_step", counted)
+        def counted(self: Trainer, batch: data.Batch) -> None:
+            step(self, batch)
+            count[0] += 1
+            if count[0] == steps:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_train_step", counted)
+            with pytest.raises(Interrupted) as stopped:
+                train(recipe, out)
+        assert stopped.value.signum == signal.SIGINT
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -47,45 +57,33 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     ids=["ema", "calibrated", "weighted", "bf16", "muon"],
 )
 def test_stopped_and_continued_is_the_same_run(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    tmp_path: Path, tiny: Make, train_until: Stopped, options: dict[str, Any]
 ) -> None:
     recipe = tiny(**options)
     train(recipe, tmp_path / "whole")
     for steps in (3, 4, 1):  # within an epoch, at its last step, right after it
-        with monkeypatch.context() as patch:
-            stop_after(patch, steps)
-            with pytest.raises(Interrupted) as stopped:
-                train(recipe, tmp_path / "parts")
-            assert stopped.value.signum == signal.SIGINT
+        train_until(recipe, tmp_path / "parts", steps)
     train(recipe, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_dropout_and_batch_norm_go_on_as_they_would_have(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: Make, train_until: Stopped
 ) -> None:
     layers = "nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), "
     layers += "nn.Dropout(0.5), nn.Linear(16, num_classes)"
     recipe = tiny(model={"name": own_net(tmp_path, layers)})
     train(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "parts")
+    train_until(recipe, tmp_path / "parts", 3)
     torch.manual_seed(12345)  # another process would be in another random state
     train(recipe, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_no_run_goes_on_with_other_code(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_goes_on_with_other_code(tmp_path: Path, tiny: Make, train_until: Stopped) -> None:
     layers, out = "nn.Flatten(), nn.Linear(64, 10), nn.ReLU()", tmp_path / "run"
     recipe = tiny(model={"name": own_net(tmp_path, layers)})
-    with monkeypatch.context() as patch:
-        stop_after(patch, 3)
-        with pytest.raises(Interrupted):
-            train(recipe, out)
+    train_until(recipe, out, 3)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     own_net(tmp_path, layers.replace("ReLU", "Tanh"))
     with pytest.raises(CovpropError, match=rf"{tmp_path}/net\.py, the model's code, has changed"):
@@ -148,14 +146,11 @@ def _state(out: Path) -> tuple[int, int]:
 
 
 def test_rows_after_the_checkpoint_are_dropped(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: Make, train_until: Stopped
 ) -> None:
     """A row can be on the disk when its checkpoint is not: it will be written again."""
     train(tiny(), tmp_path / "whole")
-    stop_after(monkeypatch, 9)
-    with pytest.raises(Interrupted):
-        train(tiny(), tmp_path / "run")
-    monkeypatch.undo()
+    train_until(tiny(), tmp_path / "run", 9)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "loss": 0}\n{"epoch": 3, "lo')
     train(tiny(), tmp_path / "run")
@@ -218,16 +213,13 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
 
 @pytest.mark.parametrize("parts", [(), (3, 4, 1)], ids=["whole", "in parts"])
 def test_seconds_are_those_of_training(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch, takes: Any, parts: tuple[int, ...]
+    tmp_path: Path, tiny: Make, train_until: Stopped, takes: Any, parts: tuple[int, ...]
 ) -> None:
     """Not those of measuring and writing."""
     for name, seconds in (("_train_step", 0.5), ("_finish_epoch", 1000.0), ("_save", 1000.0)):
         takes(name, seconds)
     for steps in parts:
-        with monkeypatch.context() as patch:
-            stop_after(patch, steps)
-            with pytest.raises(Interrupted):
-                train(tiny(), tmp_path)
+        train_until(tiny(), tmp_path, steps)
     train(tiny(), tmp_path)
     found = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["seconds"] for row in found] == [3.5, 7.0]
@@ -246,25 +238,18 @@ def test_checkpoints_are_minutes_apart(
     assert saved == [(0, 3), (0, 6), (1, 0), (1, 3), (1, 6), (2, 0)]
 
 
-def test_a_stopped_run_has_a_model(
-    tmp_path: Path, tiny: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_after(monkeypatch, 10)
-    with pytest.raises(Interrupted):
-        train(tiny(), tmp_path)
+def test_a_stopped_run_has_a_model(tmp_path: Path, tiny: Make, train_until: Stopped) -> None:
+    train_until(tiny(), tmp_path, 10)
     state = checkpoint.load_state(tmp_path / "state.pt")
     assert all(torch.equal(v, state["model"][k]) for k, v in weights(tmp_path).items())
 
 
 def test_images_are_drawn_the_same_when_stopped_and_continued(
-    tmp_path: Path, sampled: Recipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sampled: Recipe, train_until: Stopped
 ) -> None:
     train(sampled, tmp_path / "whole")
     for steps in (9, 5, 1, 3):  # within an epoch, at its last step, right after it, within again
-        with monkeypatch.context() as patch:
-            stop_after(patch, steps)
-            with pytest.raises(Interrupted):
-                train(sampled, tmp_path / "parts")
+        train_until(sampled, tmp_path / "parts", steps)
     train(sampled, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 

@@ -6,33 +6,10 @@
   let about, turn = 0, asked = null, busy = false, job = null, strip = -1;
   let now = {}; // the answers for the view shown
 
-  // Asking: an answer, or an error with the server's own sentence.
-  async function ask(name, given, options) {
-    const query = Object.entries(given || {}).filter(([, v]) => v !== null);
-    let answer;
-    try {
-      answer = await fetch(name + (query.length ? "?" + new URLSearchParams(query) : ""), options);
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Error("The server does not answer; is `covprop explore` still running?");
-    }
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
-    return found;
-  }
-  function post(name, given) {
-    const headers = { "Content-Type": "application/json" };
-    return ask(name, null, { method: "POST", headers, body: JSON.stringify(given) });
-  }
   function trouble(error) {
     at("trouble").hidden = !error;
     at("trouble").firstElementChild.textContent = error ? error.message : "";
   }
-
-  const show = (value, digits) =>
-    typeof value === "string" ? value : value.toFixed(digits).replace("-", "−");
-  const whole = (value) => value.toLocaleString("en");
-  const probability = (p) => typeof p === "number" && p > 0.9999 ? "> 0.9999" : show(p, 4);
   const name = (k) => about.classes[k] === String(k) ? "class " + k : about.classes[k];
 
   // The view: every change makes a new turn; older questions are given up, here and there.
@@ -55,12 +32,10 @@
       try {
         await look(asked.signal);
         trouble(null);
-        done = mine;
       } catch (error) {
-        if (mine !== turn) continue;
-        trouble(error);
-        done = mine;
+        if (mine === turn) trouble(error);
       }
+      done = mine;
     }
     busy = false;
     document.body.dataset.state = "ready";

@@ -1,14 +1,6 @@
-"use strict";
 // A square plot of clouds and ellipses in one plane, both axes on one scale.
 const SIDE = 1000;
 const CHI = Math.sqrt(5.991464547); // 95 % of a Gaussian in the plane lie within this distance
-
-function make(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
 
 function finite(shape) {
   return shape && shape.mean && [...shape.mean, ...shape.cov.flat()].every(Number.isFinite);
