@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from covprop.report.seeds import Group, by_recipe
 from covprop.report.sidecars import most_certified
 from covprop.report.summary import Agreement, Summary, summarize
 from covprop.train.length import at_length
+
+WAVES = Path(__file__).parents[1] / "benchmarks" / "waves"
 
 
 @dataclass(frozen=True)
@@ -170,10 +173,26 @@ def alone_seconds(results: Path, wave: str) -> dict[str, float]:
 
 
 def changes(facts: dict[str, Any]) -> list[str]:
-    """What was changed in a job's recipe, apart from its length and seed."""
+    """What a job changes in its recipe as that ships now, apart from its length and seed."""
     usual = ("train.seed=", "train.epochs=", "data.holdout=")
     by_length = at_length(facts["recipe"], facts["epochs"])  # its phases, in proportion
-    return [c for c in facts["set"] if not c.startswith(usual) and c not in by_length]
+    made = in_wave(facts)
+    changed = facts["set"] if made is None else made
+    return [c for c in changed if not c.startswith(usual) and c not in by_length]
+
+
+def in_wave(facts: dict[str, Any]) -> list[str] | None:
+    """The job's changes as its wave has them: a recipe may have changed since the run was made."""
+    path = WAVES / f"{facts.get('wave')}.toml"
+    if not path.is_file():
+        return None
+    wave = tomllib.loads(path.read_text(encoding="utf-8"))
+    for job in wave["job"]:
+        several = isinstance(job.get("epochs", wave.get("epochs")), list)
+        name = f"{job['name']}-{facts['epochs']}epochs" if several else job["name"]
+        if (name, job.get("recipe", wave.get("recipe"))) == (facts["name"], facts["recipe"]):
+            return [*wave.get("set", []), *job.get("set", [])]
+    return None
 
 
 def failures(results: Path, wave: str) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ def add_run(wave: Path, job: str, seed: int, rows: int = 0, **facts: object) -> 
     config = (folder / "config.toml").read_text().replace("digits", "mnist")
     lr = sum(map(ord, job))  # recipes of different jobs differ
     (folder / "config.toml").write_text(config + f"\n[train]\nlr = {lr}\nseed = {seed}\n")
-    record = {"name": job, "status": "done", "recipe": "imagenet/gaussian-0.50", "epochs": 3}
+    record = {"wave": wave.name, "name": job, "status": "done", "epochs": 3}
+    record["recipe"] = "imagenet/gaussian-0.50"
     changes = {"set": ["train.epochs=3", "train.lr=0.2", "train.seed=0"], "side_by_side": 3}
     (folder / "run.json").write_text(json.dumps(record | changes | facts))
     return log

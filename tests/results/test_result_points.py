@@ -58,3 +58,19 @@ def test_a_run_on_more_images_has_a_row_on_those_of_all_as_well(
     assert cell.startswith(f"{few:.3f} ± ")
     (truth,) = lines(make.truth("mnist-0.25"), "a`")  # of the images of all
     assert truth[3] == f"{sum(0.1 * i for i in range(0, 40, 2)) / 20:.3f}"
+
+
+def test_changes_are_those_that_the_wave_makes_now(make: ModuleType, tmp_path: Path) -> None:
+    """MNIST's wave sets λ since the recipe has another; a job it does not have stays as it ran."""
+    for job in ("consistency", "gone"):
+        add_run(tmp_path / "mnist-0.25", job, 0, recipe="mnist/minutes/consistency-0.25")
+    rows = lines(make.table("mnist-0.25"), "")
+    names = {row[0] for row in rows}
+    assert names == {"`consistency` (`method.weight=10.0`)", "`gone` (`train.lr=0.2`)"}
+
+
+def test_a_length_in_a_name_is_no_other_job(make: ModuleType, tmp_path: Path) -> None:
+    """The wave has `late` with less noise, in one length, and `late-27epochs` with all of it."""
+    wave, recipe = tmp_path / "cifar10-0.25", "cifar10/minutes/late-0.25"
+    add_run(wave, "late-27epochs", 0, recipe=recipe, epochs=27, set=[])
+    assert lines(make.table("cifar10-0.25"), "")[0][0] == "`late-27epochs`"
