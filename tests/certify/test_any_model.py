@@ -112,6 +112,18 @@ def test_a_function_around_a_network_in_training_mode_certifies_nothing() -> Non
     assert torch.equal(covprop.certify(model.forward, X, sigma=0.25, n=100).count, expected.count)
 
 
+def test_company_is_seen_behind_a_norm_that_works_image_by_image() -> None:
+    """It makes the same of every plain colour."""
+    norm, last = nn.InstanceNorm2d(1), nn.Linear(16, 3)
+
+    def centred(x: Tensor) -> Tensor:
+        h = norm(x)
+        return last((h - h.mean(0)).flatten(1))
+
+    with pytest.raises(InvalidInput, match="what else is in the batch"):
+        covprop.certify(centred, X, sigma=0.25, n=100)
+
+
 def test_a_norm_over_several_processes_without_statistics_is_named_too() -> None:
     norm = nn.SyncBatchNorm(1, track_running_stats=False)
     model = nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 3))
