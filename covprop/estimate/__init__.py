@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.estimate.alone import RUN_ONLY, check_alone
 from covprop.estimate.dense import dense
 from covprop.estimate.linearized import linearized
 from covprop.estimate.result import Margin
@@ -47,6 +48,7 @@ def margin(
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
 
     The model is evaluated (dropout off, batch norm by its running statistics) and left as it was.
+    One that answers an image by what else is in the batch is refused, as in `certify`.
 
     Args:
         model: a classifier returning logits [b, classes].
@@ -87,4 +89,6 @@ def margin(
         return ESTIMATORS[estimator](model, x, sigma, **options)
     check_range(x, value_range)
     with switched(model, training=False):
+        if estimator in RUN_ONLY:
+            check_alone(model, x)
         return ESTIMATORS[estimator](model, x, sigma, **options)
