@@ -61,6 +61,9 @@ def margin(
             linearized, sampled), `create_graph` (linearized, for training), `chunk` and
             `generator` (sampled).
 
+    `linearized` follows gradients: to it, what forward detaches or computes under no_grad has no
+    noise, and the radius comes out too large. Freeze layers by requires_grad_(False) instead.
+
     Example:
         >>> import torch
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -77,8 +80,8 @@ def margin(
         )
     if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
         raise InvalidInput(
-            f"margin takes an nn.Module and a tensor, not {type(model).__name__} and "
-            f"{type(x).__name__}."
+            f"margin takes an nn.Module and a tensor, as by torch.as_tensor(x), not "
+            f"{type(model).__name__} and {type(x).__name__}."
         )
     if x.ndim < 2 or not len(x):
         raise InvalidInput(f"x has shape {list(x.shape)}: give a batch of at least one image.")
