@@ -48,6 +48,8 @@ def decorrelated_bound(
     """B = diag(τ₁Σ₁, τ₂Σ₂), which bounds the joint covariance of every pair whose correlation is
     at most r_max in all directions."""
     for matrix in (first, second):
+        if not isinstance(matrix, Tensor):
+            raise InvalidInput(f"a covariance is a tensor, not a {type(matrix).__name__}.")
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise InvalidInput(f"a covariance is square, not {list(matrix.shape)}.")
     tau_1, tau_2 = inflation(r_max, eta, kappa)

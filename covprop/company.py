@@ -1,10 +1,11 @@
 """Whether a network's answer to an image depends on what else is in the batch.
 
-None is then one of x + noise alone, and nothing can be certified.
+None is then one of x + noise alone, and nothing can be certified or estimated.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -24,10 +25,20 @@ def check_norms(model: nn.Module) -> None:
             )
 
 
+def beside(image: Tensor, brightness: float, rows: int = 2) -> Tensor:
+    """A batch of an image and others, which fall from this brightness to 0.
+
+    A plain colour would not do: a norm that works image by image makes black of every one.
+    """
+    ramp = torch.linspace(1, 0, image.numel(), device=image.device, dtype=image.dtype)
+    others = brightness * ramp.view_as(image)
+    return torch.cat([image[None], others.expand(rows - 1, *image.shape)])
+
+
 def depends_on_company(logits_beside: Callable[[float], Tensor]) -> bool:
     """By trial, since of a function a look at its layers says nothing.
 
-    `logits_beside(pixel)` are those of one image next to another that is all of this value. What
+    `logits_beside(brightness)` are those of one image next to another of it, see `beside`. What
     draws numbers of its own differs from call to call as well, and is a classifier too.
     """
     expected, moved = logits_beside(0.0), logits_beside(1.0)

@@ -73,8 +73,10 @@ class HermiteActivation(nn.Module):
 
     def __init__(self, degree: int = 4) -> None:
         super().__init__()
-        if degree < 1:
-            raise InvalidInput(f"HermiteActivation has degree {degree}: it needs at least 1.")
+        if not isinstance(degree, int) or degree < 1:
+            raise InvalidInput(
+                f"HermiteActivation has degree {degree}: it needs a whole number, at least 1."
+            )
         self.coefficients = nn.Parameter(torch.tensor(relu_coefficients(degree)))
 
     def forward(self, x: Tensor) -> Tensor:

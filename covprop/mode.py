@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -30,3 +32,28 @@ def _switch(model: nn.Module, training: bool) -> None:
         model.train(training)
     except NotImplementedError:  # a program of torch.export has its mode in its graph
         return
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, by one name for each module that holds one and place it has there."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in {**module._parameters, **module._buffers}.items()
+        if value is not None
+    }
+
+
+def called_with(model: nn.Module, instead: Mapping[Tensor, Tensor], *arguments: Any) -> Any:
+    """What a model returns with other tensors in the place of its parameters and buffers.
+
+    torch's functional_call, by itself, exchanges a module that has two names twice, and leaves
+    the new tensors in it.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> called_with(layer, {layer.weight: torch.tensor([[3.0]])}, torch.tensor([2.0]))
+        tensor([6.])
+    """
+    given = {name: instead[value] for name, value in tensors_of(model).items() if value in instead}
+    return torch.func.functional_call(model, given, arguments, tie_weights=False)

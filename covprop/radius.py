@@ -82,7 +82,7 @@ def _check_range(labels: Tensor, classes: int) -> None:
         )
 
 
-def check_moments(out: Gaussian, sigma: float) -> None:
+def check_moments(out: Gaussian, sigma: float | None = None) -> None:
     """Moments whose shapes fit, propagated with the σ the radius is asked for, or InvalidInput."""
     if not isinstance(out, Gaussian):
         raise InvalidInput(
@@ -94,7 +94,7 @@ def check_moments(out: Gaussian, sigma: float) -> None:
             f"means of shape {list(out.mean.shape)} and a covariance of {list(out.cov.shape)}: "
             f"give one covariance for the batch, [{out.mean.shape[1]}, {out.mean.shape[1]}]."
         )
-    if out.sigma is not None and abs(out.sigma - sigma) > 1e-6 * sigma:
+    if out.sigma is not None and sigma is not None and abs(out.sigma - sigma) > 1e-6 * sigma:
         raise InvalidInput(
             f"the moments were propagated with sigma={out.sigma:g} and the radius is asked for "
             f"sigma={sigma:g}: give the propagator's own, prop.sigma, or build one for {sigma:g}."
@@ -171,6 +171,7 @@ def estimated_radius(
 
 def top_two_probability(out: Gaussian, settings: Settings = PAPER) -> Tensor:
     """Φ((μ[a] − μ[b])/√v): P(u_a > u_b), an upper estimate of the top class's probability."""
+    check_moments(out)
     return normal_cdf(signed_ratio(out, None, settings))
 
 
@@ -200,10 +201,12 @@ class RadiusLoss(nn.Module):
         super().__init__()
         if reduction not in ("mean", "none"):
             raise InvalidInput(f'reduction is {reduction!r}: choose "mean" or "none".')
-        if not 0 <= weight < math.inf:
-            raise InvalidInput(f"weight is {weight}: give λ, 0 or more.")
-        if offset is not None and not math.isfinite(offset):
-            raise InvalidInput(f"offset is {offset}: give the radius Γ that the hinge reaches for.")
+        if isinstance(weight, str) or not 0 <= weight < math.inf:
+            raise InvalidInput(f"weight is {weight!r}: give λ, 0 or more.")
+        if isinstance(offset, str) or not (offset is None or math.isfinite(offset)):
+            raise InvalidInput(
+                f"offset is {offset!r}: give the radius Γ that the hinge reaches for."
+            )
         self.sigma = check_sigma(sigma)
         self.weight = weight
         self.settings = check_settings(settings)

@@ -62,3 +62,8 @@ def test_bad_choices(bad: tuple) -> None:
 def test_what_is_no_covariance_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"square, not \[3, 2\]"):
         decorrelated_bound(torch.eye(2), torch.ones(3, 2), 0.2)
+
+
+def test_a_list_is_no_covariance() -> None:
+    with pytest.raises(InvalidInput, match="a covariance is a tensor, not a list"):
+        decorrelated_bound([[1.0]], [[1.0]], 0.5)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covprop.company import check_company
+from covprop.company import beside, check_company
 from covprop.errors import InvalidInput
 
 
@@ -33,3 +33,15 @@ def test_one_of_two_networks_by_chance_is_not_taken_for_two_by_company() -> None
 
     for _ in range(300):
         check_company(either)
+
+
+def test_the_company_has_a_mean_and_a_shape() -> None:
+    """What takes away a mean, of all pixels or of each image, must not make two of them one."""
+    image = torch.rand(3, 4, 5)
+    dark, light = (beside(image, brightness, rows=3) for brightness in (0.0, 2.0))
+    assert torch.equal(dark[0], image)
+    assert torch.equal(light[0], image)
+    assert dark.shape == light.shape == (3, 3, 4, 5)
+    assert not dark[1:].any()
+    assert (light[1:].mean((2, 3)) > 0.1).all()
+    assert (light[1:].std((2, 3)) > 0.1).all()

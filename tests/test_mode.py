@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from covprop.mode import switched
+from covprop.mode import called_with, switched, tensors_of
 
 
 class Merging(nn.Module):
@@ -57,3 +57,42 @@ def test_the_mode_comes_back_after_an_error() -> None:
         raise ValueError("inside")
     assert model.training
     assert model[0].training
+
+
+class Twice(nn.Module):
+    """One layer under two names, a weight of it in another layer too, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.other.weight = self.first.weight
+        self.both = nn.Sequential(self.first, nn.Tanh(), self.first)
+        self.register_buffer("shift", torch.ones(2))
+        self.register_buffer("none", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.both(x)) + self.shift
+
+
+def test_other_tensors_are_in_every_place_and_leave_all_of_them() -> None:
+    model, x = Twice(), torch.rand(3, 2)
+    before, expected = tensors_of(model), model(x)
+    assert len(before) == 5  # two layers of two, of which one weight is shared, and the buffer
+    instead = {value: 2 * value.detach() for value in before.values()}
+    found = called_with(model, instead, x)
+    assert all(value is before[name] for name, value in tensors_of(model).items())
+    assert torch.equal(model(x), expected)
+    doubled = Twice()
+    doubled.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+    torch.testing.assert_close(found, doubled(x))
+    torch.testing.assert_close(
+        called_with(model, {model.shift: torch.zeros(2)}, x), expected - torch.ones(2)
+    )
+
+
+def test_they_leave_after_an_error_too() -> None:
+    model = Twice()
+    before = tensors_of(model)
+    with pytest.raises(RuntimeError):
+        called_with(model, {model.first.weight: torch.zeros(3, 3)}, torch.rand(3, 2))
+    assert all(value is before[name] for name, value in tensors_of(model).items())

@@ -226,3 +226,8 @@ def test_a_compiled_radius_checks_sigma_without_a_break() -> None:
         x = torch.randn(5, 4)
         compiled = torch.compile(radius, backend="aot_eager", fullgraph=True)
         assert torch.allclose(compiled(x), radius(x))
+
+
+def test_moments_that_are_none_are_one_sentence() -> None:
+    with pytest.raises(InvalidInput, match="the moments are a Tensor"):
+        covprop.top_two_probability(torch.rand(2, 3))  # type: ignore[arg-type]

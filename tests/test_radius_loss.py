@@ -96,3 +96,10 @@ def test_a_loss_of_no_meaning_is_refused_and_any_whole_labels_do() -> None:
     expected = RadiusLoss(sigma=0.25)(out, torch.tensor([0, 1]))
     for kind in (torch.int32, torch.uint8, torch.int16):
         assert RadiusLoss(sigma=0.25)(out, torch.tensor([0, 1], dtype=kind)) == expected
+
+
+def test_words_for_numbers_are_one_sentence() -> None:
+    with pytest.raises(InvalidInput, match="weight is '4': give λ"):
+        RadiusLoss(sigma=0.5, weight="4")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="offset is '1': give the radius"):
+        RadiusLoss(sigma=0.5, offset="1")  # type: ignore[arg-type]

@@ -64,8 +64,8 @@ def check_options(
 ) -> Question | None:
     """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
     check_sigma(sigma)
-    if not 0 < alpha < 1:
-        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha}")
+    if isinstance(alpha, str) or not 0 < alpha < 1:
+        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
     if not (isinstance(n0, SupportsIndex) and isinstance(n, SupportsIndex)):
         raise InvalidInput(
             f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "

@@ -24,7 +24,7 @@ from covprop.certify.given import (
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
-from covprop.company import check_company, check_norms
+from covprop.company import beside, check_company, check_norms
 from covprop.errors import InvalidInput, first_line, out_of_memory
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
@@ -221,11 +221,7 @@ class Sampler:
         """
         image = torch.linspace(0, 1, math.prod(self.x.shape[1:]), device=self.device)
         image = image.view(self.x.shape[1:])
-
-        def beside(pixel: float) -> Tensor:
-            return torch.stack([image, torch.full_like(image, pixel)])
-
-        sample = beside(0.0)
+        sample = beside(image, 0.0)
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
@@ -243,7 +239,7 @@ class Sampler:
             )
         self.num_classes = logits.shape[1]
         # A copy: a recorded network writes every answer to the same place.
-        check_company(lambda pixel: self._logits(beside(pixel))[0].clone())
+        check_company(lambda brightness: self._logits(beside(image, brightness))[0].clone())
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

@@ -31,6 +31,7 @@ from covprop.certify.given import as_index, check_images, check_label_range, che
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.sample import Sampler, Way
 from covprop.logits import Classifier
+from covprop.pixels import check_sigma
 
 ABSTAIN = -1
 
@@ -126,6 +127,7 @@ def certify(
     >>> int(c.prediction), round(float(c.radius), 2)
     (0, 1.23)
     """
+    sigma = check_sigma(sigma)
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
@@ -223,6 +225,7 @@ def predict(
     The two-sided binomial test of the top two counts (Hung & Fithian 2019): a class other than
     g(x) is returned with probability at most alpha. The arguments are those of `certify`.
     """
+    sigma = check_sigma(sigma)
     check_options(sigma, 1, n, alpha)
     check_images(x, value_range)
     images = x if x.ndim == 4 else x[None]

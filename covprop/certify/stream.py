@@ -27,6 +27,7 @@ from covprop.certify.smooth import (
 )
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
+from covprop.pixels import check_sigma
 
 
 def certify_each(
@@ -58,6 +59,7 @@ def certify_each(
     >>> [(places, c.prediction.tolist()) for places, c in found]
     [([0], [0]), ([1], [0]), ([2], [0])]
     """
+    sigma = check_sigma(sigma)
     question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
@@ -88,6 +90,7 @@ def predict_each(
     **more: Any,
 ) -> Iterator[tuple[list[int], Prediction]]:
     """`predict` for `count` images (index, x [c, h, w]), as they come; see `certify_each`."""
+    sigma = check_sigma(sigma)
     check_options(sigma, 1, n, alpha)
     source, x = _peek(images)
     if x is None:

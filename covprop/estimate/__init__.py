@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.estimate.alone import RUN_ONLY, check_alone
 from covprop.estimate.dense import dense
 from covprop.estimate.linearized import linearized
 from covprop.estimate.result import Margin
@@ -47,6 +48,7 @@ def margin(
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
 
     The model is evaluated (dropout off, batch norm by its running statistics) and left as it was.
+    One that answers an image by what else is in the batch is refused, as in `certify`.
 
     Args:
         model: a classifier returning logits [b, classes].
@@ -58,6 +60,9 @@ def margin(
         options: of the estimator: `settings` (shared, calibrated), `samples` (calibrated,
             linearized, sampled), `create_graph` (linearized, for training), `chunk` and
             `generator` (sampled).
+
+    `linearized` follows gradients: to it, what forward detaches or computes under no_grad has no
+    noise, and the radius comes out too large. Freeze layers by requires_grad_(False) instead.
 
     Example:
         >>> import torch
@@ -75,8 +80,8 @@ def margin(
         )
     if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
         raise InvalidInput(
-            f"margin takes an nn.Module and a tensor, not {type(model).__name__} and "
-            f"{type(x).__name__}."
+            f"margin takes an nn.Module and a tensor, as by torch.as_tensor(x), not "
+            f"{type(model).__name__} and {type(x).__name__}."
         )
     if x.ndim < 2 or not len(x):
         raise InvalidInput(f"x has shape {list(x.shape)}: give a batch of at least one image.")
@@ -87,4 +92,6 @@ def margin(
         return ESTIMATORS[estimator](model, x, sigma, **options)
     check_range(x, value_range)
     with switched(model, training=False):
+        if estimator in RUN_ONLY:
+            check_alone(model, x)
         return ESTIMATORS[estimator](model, x, sigma, **options)

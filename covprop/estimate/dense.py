@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.estimate.result import Margin, margin_of
+from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import hermite
 from covprop.mode import switched
@@ -189,6 +189,7 @@ def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     twin = copy.deepcopy(model).double().cpu()
     means, covs = [], []
     with switched(twin, training=False):
+        checked_logits(twin, x[:1].double().cpu())  # images go one by one
         plan = build(twin, tuple(x.shape[1:]), PAPER)
         for image in x.double().cpu():
             mean, cov = propagate(plan, image, sigma)

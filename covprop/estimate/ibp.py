@@ -8,6 +8,7 @@ together, so they grow with depth: what is said of them always holds, and is sel
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.nn.utils import parametrize
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
+from covprop.logits import as_logits
 from covprop.mode import switched
+from covprop.propagate.inputs import type_named
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call, Layer, describe, kind, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build
+from covprop.propagate.trace import build, check_module
 
 WEIGHTED = (
     *(conv.conv, conv.conv_transpose, conv.functional_conv, conv.functional_conv_transpose),
@@ -89,12 +92,15 @@ def ibp(model: nn.Module, x: Tensor, epsilon: float) -> Box:
         raise InvalidInput(f"x is {found}: give a batch of images, as a tensor.")
     if not x.is_floating_point():
         raise InvalidInput(f"x is {x.dtype}: give float images.")
-    if not isinstance(epsilon, int | float) or not 0 <= epsilon < float("inf"):
+    if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
         raise InvalidInput(f"epsilon is {epsilon}: give the half-width of the box, 0 or more.")
+    check_module(model)
     with switched(model, training=False), torch.no_grad():
         plan = build(model, tuple(x.shape[1:]), PAPER)
-        box = boxes(plan, Box(x - epsilon, x + epsilon))[plan.output]
+        with type_named(x, model):
+            box = boxes(plan, Box(x - epsilon, x + epsilon))[plan.output]
     assert box is not None
+    as_logits(box.lower, len(x), type(model).__name__)
     return box
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from covprop.errors import InvalidInput, first_line, out_of_memory
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
@@ -47,11 +48,27 @@ def linearize(
         top = top_two_of_mean(logits, copies).top.repeat_interleave(copies)
         runner_up = largest_other(logits, top)
         gap = gap_between(widened(logits), top, runner_up)
-        slope = pullback(gap, at, create_graph)
+        slope = slope_of(model, gap, at, pullback, create_graph)
         var = sigma**2 * slope.to(gap.dtype).flatten(1).square().sum(1)
     if not create_graph:
         logits, gap = logits.detach(), gap.detach()
     return Linearization(logits, gap, var, top, runner_up)
+
+
+def slope_of(
+    model: nn.Module, gap: Tensor, at: Tensor, pullback: Pullback, create_graph: bool
+) -> Tensor:
+    """∇ gap, or one sentence about a network that has none."""
+    try:
+        return pullback(gap, at, create_graph)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        raise InvalidInput(
+            f"the logits of {type(model).__name__} cannot be differentiated by the image, which "
+            f"linearized does ({first_line(error)}); freeze layers by requires_grad_(False) rather "
+            "than by no_grad or detach in forward, or use the estimator sampled."
+        ) from error
 
 
 def top_two_of_mean(logits: Tensor, copies: int) -> TopTwo:

@@ -31,7 +31,7 @@ def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits, or one sentence where it does not take such images."""
     try:
         returned = model(x)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "
             f"on {x.device}: {first_line(error)}{' (one image is x[None])' * (x.ndim == 3)}"

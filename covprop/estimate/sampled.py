@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor, nn
 
@@ -26,8 +28,10 @@ def sampled(
     The top two classes are those of the mean logits. Memory holds the logits of all samples.
     """
     check_samples(samples)
-    if chunk < 1:
-        raise InvalidInput(f"chunk is {chunk}: a pass takes at least one sample.")
+    if not isinstance(chunk, SupportsIndex) or int(chunk) < 1:
+        raise InvalidInput(
+            f"chunk is {chunk!r}: a pass takes a whole number of samples, 1 or more."
+        )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InvalidInput(f"generator is {generator!r}: give a torch.Generator.")
     draws = []

@@ -13,7 +13,8 @@ from covprop.errors import InvalidInput
 
 def check_samples(samples: int, least: int = 2) -> None:
     """Refuse what is no number of noisy samples; a variance needs two."""
-    if not isinstance(samples, SupportsIndex) or int(samples) < least:
+    counted = isinstance(samples, SupportsIndex) and not isinstance(samples, bool)
+    if not counted or int(samples) < least:
         raise InvalidInput(
             f"samples is {samples!r}: give a whole number of noisy samples, at least {least}."
         )
@@ -29,8 +30,11 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or one sentence about what is wrong with it."""
     given = isinstance(shape, Sequence) and len(shape) > 0
     if not given or not all(isinstance(n, SupportsIndex) and int(n) > 0 for n in shape):
+        found = (
+            f"a {type(shape).__name__}" if isinstance(shape, Tensor | nn.Module) else repr(shape)
+        )
         raise InvalidInput(
-            f"input_shape is {shape!r}: give the shape of one image, (channels, height, width)."
+            f"input_shape is {found}: give the shape of one image, (channels, height, width)."
         )
     return tuple(int(n) for n in shape)
 

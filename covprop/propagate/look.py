@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
+from covprop.mode import called_with
 from covprop.propagate.faults import Fault, explain
 from covprop.propagate.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
@@ -251,12 +252,12 @@ def look(
     """Interpret the steps on meta tensors for one batch size."""
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
     seen = Look(model, steps, abstract)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    on_meta = {f"model.{key}": value.detach().to("meta") for key, value in state.items()}
-    dtype = next((v.dtype for v in state.values() if v.is_floating_point()), torch.float32)
+    state = dict.fromkeys((*model.parameters(), *model.buffers()))
+    on_meta = {value: value.detach().to("meta") for value in state}
+    dtype = next((v.dtype for v in state if v.is_floating_point()), torch.float32)
     x = torch.empty(batch, *input_shape, device="meta", dtype=dtype)
     try:
-        torch.func.functional_call(seen, on_meta, (x,))
+        called_with(seen, on_meta, x)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         failed = steps[len(seen.done)]
         raise UnsupportedModel(

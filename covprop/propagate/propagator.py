@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.gaussian import Gaussian, Moments
+from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.names import nearest
 from covprop.pixels import check_sigma
@@ -136,7 +137,8 @@ class Propagator(nn.Module):
         else:
             with type_named(x, self.model):
                 mean, cov = self._moments(x)
-        return Gaussian(mean, cov, self.sigma)
+        # A squeeze() in forward takes a batch of one for one more dimension to leave out.
+        return Gaussian(as_logits(mean, len(x), type(self.model).__name__), cov, self.sigma)
 
     def _check(self, x: Tensor) -> None:
         check_images(x, self.input_shape, self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 
 from covprop.errors import InvalidInput
 from covprop.names import unknown
@@ -78,7 +79,7 @@ class Settings:
                 )
         else:
             values = self.r_max.values() if isinstance(self.r_max, Mapping) else (self.r_max,)
-            if not all(0.0 <= value <= 1.0 for value in values):
+            if not all(isinstance(value, Real) and 0 <= value <= 1 for value in values):
                 raise InvalidInput(f"r_max is {self.r_max}: a correlation bound lies in [0, 1].")
         if self.margin_covariance not in ("difference", "sum"):
             raise InvalidInput(

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from covprop.errors import CovpropError
+from covprop.mode import called_with
 
 RANDOM = {"fallback_random": True}
 """For the compiler: dropout draws what it draws uncompiled, since the first step of a run, or of
@@ -60,8 +60,8 @@ class FlatStep:
         backend: str | None = "inductor",
     ) -> None:
         self.module, self.inputs = _Called(module, work), len(inputs)
-        self.parameters = dict(self.module.named_parameters())
-        self.buffers = dict(self.module.named_buffers())
+        self.parameters = list(self.module.parameters())
+        self.buffers = list(self.module.buffers())
         self.trained: list[nn.Parameter] = []
         # Recording runs the step, so all that moves is a copy, and the random state is put back.
         state = [value.detach().clone() for value in self._state()]
@@ -82,20 +82,20 @@ class FlatStep:
         noise = [draw(generator) for draw in self.draws]
         with torch.no_grad():
             *results, gradients = self.run(*self._state(), *inputs, *noise)
-        for parameter in self.parameters.values():
+        for parameter in self.parameters:
             parameter.grad = None
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient
         return tuple(results)
 
     def _state(self) -> Iterator[Tensor]:
-        yield from self.parameters.values()
-        yield from self.buffers.values()
+        yield from self.parameters
+        yield from self.buffers
 
     def _called(self, state: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         """`work` with `state` in the place of parameters and buffers."""
-        names = [*self.parameters, *self.buffers]
-        return functional_call(self.module, dict(zip(names, state, strict=True)), tuple(arguments))
+        instead = dict(zip(self._state(), state, strict=True))
+        return called_with(self.module, instead, *arguments)
 
     def _find_draws(self, state: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Draw]:
         """What `work` draws from its generator, found by a call on copies."""
@@ -112,7 +112,7 @@ class FlatStep:
         size = len(self.parameters) + len(self.buffers)
         state, inputs = list(given[:size]), given[size : size + self.inputs]
         wanted: list[Tensor] = []
-        for place, parameter in enumerate(self.parameters.values()):
+        for place, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 state[place] = state[place].detach().requires_grad_(True)
                 wanted.append(state[place])
@@ -120,14 +120,14 @@ class FlatStep:
         with _Draws(generator, given[size + self.inputs :]):
             results = self._called(state, [*inputs, generator])
         found = torch.autograd.grad(results[0], wanted, allow_unused=True)
-        trained = [p for p in self.parameters.values() if p.requires_grad]
+        trained = [p for p in self.parameters if p.requires_grad]
         self.trained = [p for p, g in zip(trained, found, strict=True) if g is not None]
         gradients = [_laid_out(g, p) for g, p in zip(found, wanted, strict=True) if g is not None]
         return *(result.detach() for result in results), gradients
 
 
 class _Called(nn.Module):
-    """A function of the tensors that a module holds, in the form functional_call takes."""
+    """A function of the tensors that a module holds, in the form `called_with` takes."""
 
     def __init__(self, module: nn.Module, work: Work) -> None:
         super().__init__()

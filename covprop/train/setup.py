@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from covprop import data, files, methods, models, noise
-from covprop.company import check_norms, depends_on_company
+from covprop.company import beside, check_norms, depends_on_company
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
 from covprop.logits import as_logits
@@ -153,22 +153,21 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     if certifiable:
         check_norms(model)
 
-    def logits(*pixels: float) -> Tensor:
-        """Of images that are all of one value, as a batch."""
-        images = torch.tensor(pixels, device=device).view(-1, 1, 1, 1).expand(-1, *shape)
+    def logits(images: Tensor) -> Tensor:
         try:
             with torch.no_grad():
-                returned = model(images.contiguous())
+                returned = model(images)
         except (Exception, SystemExit) as error:
             raise InvalidInput(
                 f'Model "{name}" fails on an image of {"×".join(map(str, shape))} with '
                 f"{type(error).__name__}: {error}"
             ) from error
-        return as_logits(returned, len(pixels), f'Model "{name}"')
+        return as_logits(returned, len(images), f'Model "{name}"')
 
     with switched(model, training=False):
-        found = logits(0.0).shape[1]
-        mixes = certifiable and depends_on_company(lambda pixel: logits(0.5, pixel)[0])
+        found = logits(torch.zeros(1, *shape, device=device)).shape[1]
+        image = torch.full(shape, 0.5, device=device)
+        mixes = certifiable and depends_on_company(lambda b: logits(beside(image, b))[0])
     if found != classes:
         raise InvalidInput(
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,18 @@ def test_a_function_around_a_network_in_training_mode_certifies_nothing() -> Non
     assert torch.equal(covprop.certify(model.forward, X, sigma=0.25, n=100).count, expected.count)
 
 
+def test_company_is_seen_behind_a_norm_that_works_image_by_image() -> None:
+    """It makes the same of every plain colour."""
+    norm, last = nn.InstanceNorm2d(1), nn.Linear(16, 3)
+
+    def centred(x: Tensor) -> Tensor:
+        h = norm(x)
+        return last((h - h.mean(0)).flatten(1))
+
+    with pytest.raises(InvalidInput, match="what else is in the batch"):
+        covprop.certify(centred, X, sigma=0.25, n=100)
+
+
 def test_a_norm_over_several_processes_without_statistics_is_named_too() -> None:
     norm = nn.SyncBatchNorm(1, track_running_stats=False)
     model = nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 3))
@@ -168,6 +181,7 @@ def test_a_function_that_writes_into_its_images_is_seen_through() -> None:
         ({"n": 1e3}, "whole numbers, not n0 = 100 and n = 1000.0"),
         ({"n0": 10.0}, "whole numbers"),
         ({"dtype": torch.float64}, "dtype is torch.float64"),
+        ({"alpha": "0.001"}, "alpha is a probability between 0 and 1, not '0.001'"),
         ({"dtype": "bfloat16"}, "dtype is bfloat16; give torch.bfloat16"),
     ],
 )
@@ -176,3 +190,11 @@ def test_slips_of_a_notebook_are_one_sentence(options: dict[str, Any], message: 
         covprop.certify(network(), X, **{"sigma": 0.25, "n": 100, **options})
     with pytest.raises(InvalidInput, match="x is a ndarray; give a tensor"):
         covprop.certify(network(), X.numpy(), sigma=0.25, n=100)  # type: ignore[arg-type]
+
+
+def test_sigma_is_a_number_of_any_kind() -> None:
+    expected = covprop.certify(network(), X, sigma=0.25, n=200, alpha=0.01)
+    for sigma in (torch.tensor(0.25), np.float32(0.25)):  # numpy warned of the former
+        found = covprop.certify(network(), X, sigma=sigma, n=200, alpha=0.01)
+        assert torch.equal(found.radius, expected.radius)
+        assert torch.equal(found.count, expected.count)

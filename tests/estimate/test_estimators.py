@@ -267,3 +267,7 @@ def test_a_model_of_two_inputs_and_a_pass_of_nothing_are_one_sentence() -> None:
             margin(Two(), x, 0.5, estimator)
     with pytest.raises(InvalidInput, match=r"^chunk is 0"):
         margin(nn.Flatten(), x, 0.5, "sampled", chunk=0)
+    with pytest.raises(InvalidInput, match=r"^chunk is 2.5: .* whole number"):
+        margin(nn.Flatten(), x, 0.5, "sampled", chunk=2.5)
+    with pytest.raises(InvalidInput, match=r"torch\.as_tensor\(x\), not Flatten and ndarray"):
+        margin(nn.Flatten(), x.numpy(), 0.5)

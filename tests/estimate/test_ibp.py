@@ -189,3 +189,12 @@ def test_what_is_not_known_is_bounded_by_slope_or_refused(monkeypatch: pytest.Mo
 def test_mistakes_are_one_sentence(x: Tensor, epsilon: float, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         ibp(nn.Linear(2, 2), x, epsilon)
+
+
+def test_what_the_box_cannot_be_made_of_is_one_sentence() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.rand(3, 2)
+    with pytest.raises(UnsupportedModel, match=r"a function is no nn\.Module"):
+        ibp(lambda x: model(x), x, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"the input is torch\.float64 and the model"):
+        ibp(model, x.double(), 0.1)
+    torch.testing.assert_close(ibp(model, x, np.float32(0.5)).lower, ibp(model, x, 0.5).lower)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covprop.errors import InvalidInput
 from covprop.estimate import margin
 from covprop.estimate.linearized import linearize, linearized, paired_noise
 
@@ -176,3 +177,35 @@ def test_inference_mode_does_not_take_the_gradient_away() -> None:
     with torch.inference_mode():
         found = margin(net, x.clone(), 0.5)
     torch.testing.assert_close(found.radius, margin(net, x, 0.5).radius)
+
+
+class Frozen(nn.Module):
+    """Features that forward cuts off from the gradient, and some that it does not."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.first, self.last, self.share = nn.Linear(9, 8), nn.Linear(8, 3), share
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1))
+        with torch.no_grad():
+            cut = h * (1 - self.share)
+        return self.last(cut + self.share * h if self.share else cut)
+
+
+def test_a_network_without_a_gradient_is_one_sentence() -> None:
+    x = torch.rand(2, 1, 3, 3)
+    with pytest.raises(
+        InvalidInput, match=r"^the logits of Frozen .* requires_grad_\(False\) .*\.$"
+    ):
+        margin(Frozen(0.0), x, 0.5)
+    assert margin(Frozen(0.0), x, 0.5, "sampled").radius.isfinite().all()
+
+
+def test_what_is_cut_off_has_no_noise_as_the_docstring_says() -> None:
+    torch.manual_seed(0)
+    model, whole = Frozen(0.5), Frozen(1.0)
+    whole.load_state_dict(model.state_dict())
+    x = torch.rand(2, 1, 3, 3)
+    half, full = (margin(net, x, 0.5).radius for net in (model, whole))
+    torch.testing.assert_close(half, 2 * full)

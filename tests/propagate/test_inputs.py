@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from covprop import Normalize, Propagator
+from covprop import Normalize, Propagator, ibp, margin
 from covprop.errors import InvalidInput
 from covprop.propagate.inputs import check_images, check_shape
 
@@ -71,3 +71,40 @@ def test_images_of_another_type_pass_where_something_casts_them() -> None:
         nn.Sequential(Normalize([0.5] * 2, [0.2] * 2), model).double(), 0.25, (2, 2, 2)
     )
     torch.testing.assert_close(wide(x.float()).mean, wide(x.float().double()).mean)
+
+
+class Squeezed(nn.Module):
+    """Takes a batch of one for one more dimension to leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(2, 3, 4), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv(x).squeeze())
+
+
+def test_a_batch_of_one_that_forward_squeezes_is_one_sentence() -> None:
+    """The propagator gave a mean without images, and the dense estimator an IndexError."""
+    model, x = Squeezed(), torch.rand(2, 2, 4, 4)
+    prop = Propagator(model, 0.5, (2, 4, 4))
+    assert prop(x).mean.shape == (2, 3)
+    assert ibp(model, x, 0.1).lower.shape == (2, 3)
+    message = r"^Squeezed must return one tensor of logits .* a batch of 1 it returned \[3\]"
+    with pytest.raises(InvalidInput, match=message):
+        prop(x[:1])
+    with pytest.raises(InvalidInput, match=message):
+        ibp(model, x[:1], 0.1)
+    with pytest.raises(InvalidInput, match=message):
+        margin(model, x, 0.5, "dense")  # image by image
+
+
+@pytest.mark.parametrize("given", [torch.zeros(3, 8, 8), MODEL])
+def test_what_is_no_shape_at_all_is_not_printed_whole(given: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^input_shape is a (Tensor|Conv2d): give the shape"):
+        check_shape(given)  # type: ignore[arg-type]
+
+
+def test_true_is_no_number_of_samples() -> None:
+    with pytest.raises(InvalidInput, match="samples is True"):
+        margin(nn.Flatten(), torch.rand(1, 1, 2, 2), 0.5, samples=True)

@@ -1,5 +1,6 @@
 """What a look at the steps refuses, and what it lets pass."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -166,3 +167,22 @@ def test_a_rule_that_returns_no_covariance_of_its_output_is_named(
     model = nn.Sequential(nn.Conv2d(1, 4, 1), Reversed(), nn.Flatten(), nn.Linear(16, 2))
     with pytest.raises(UnsupportedModel, match=f"turned of 1 returned {message}"):
         check(model, input_shape=(1, 2, 2))
+
+
+def test_a_layer_of_two_names_keeps_its_weights() -> None:
+    """The look lost them: the network itself had tensors without numbers afterwards."""
+    mix = nn.Conv2d(4, 4, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), mix, nn.ReLU(), mix, nn.Flatten(), nn.Linear(16, 3))
+    apart = copy.deepcopy(model)
+    apart[3] = copy.deepcopy(apart[1])
+    held, x = mix.weight, torch.rand(2, 1, 2, 2)
+    expected = model(x)
+    found, same = (covprop.Propagator(net, 0.3, (1, 2, 2))(x) for net in (model, apart))
+    assert mix.weight is held
+    assert torch.equal(model(x), expected)
+    torch.testing.assert_close(found.mean, same.mean)
+    torch.testing.assert_close(found.cov, same.cov)
+    check(model, (1, 2, 2))
+    covprop.ibp(model, x, 0.1)
+    covprop.margin(model, x, 0.3, "dense")
+    assert mix.weight is held

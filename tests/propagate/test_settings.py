@@ -48,3 +48,8 @@ def test_bad_values(bad: dict) -> None:
 def test_a_mistyped_field() -> None:
     with pytest.raises(InvalidInput, match='no setting "rmax"'):
         PAPER.but(rmax=0.1)
+
+
+def test_a_word_in_a_mapping_is_no_correlation() -> None:
+    with pytest.raises(InvalidInput, match="a correlation bound lies in"):
+        PAPER.but(r_max={"conv": "0.1"})

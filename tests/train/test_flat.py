@@ -168,3 +168,30 @@ def test_random_numbers_it_cannot_repeat_are_refused() -> None:
 
     with pytest.raises(CovpropError, match="draws randint from its generator"):
         FlatStep(net, work, [torch.rand(3, 2)])
+
+
+class Aliased(nn.Module):
+    """A layer that is known by two names, and used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix = nn.Conv2d(4, 4, 3, padding=1)
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), self.mix, nn.ReLU(), self.mix)
+        self.last = nn.Linear(4 * 64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x).flatten(1))
+
+
+def test_a_layer_of_two_names_stays_the_networks_own() -> None:
+    net = Aliased()
+    held, before = net.mix.weight, net.mix.weight.detach().clone()
+    work = work_of(net, "gaussian")
+    eager(net, work)
+    expected = gradient(net)
+    step = FlatStep(net, work, list(images()), backend=None)
+    step(*images(), generator=torch.Generator().manual_seed(3))
+    assert net.mix.weight is held
+    assert torch.equal(held, before)
+    assert relative(gradient(net), expected) < 1e-5

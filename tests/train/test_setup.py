@@ -183,6 +183,11 @@ class Centred(Two):
         h = self.net(x)
         return h - h.mean(0)
 
+class CentredAfterANorm(Two):
+    def forward(self, x):
+        h = nn.functional.instance_norm(x)
+        return self.net(h - h.mean(0))
+
 def unkept():
     return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), linear())
 
@@ -204,6 +209,7 @@ def kept():
             r'Model ".*:Two" must return one tensor of logits .* a batch of 1 it returned a tuple',
         ),
         ({"name": "Centred"}, r'Model ".*:Centred" answers an image by what else is in the batch'),
+        ({"name": "CentredAfterANorm"}, "answers an image by what else is in the batch"),
         ({"name": "unkept"}, "the batch norm 1.0 keeps no statistics, so an image's logits depend"),
     ],
 )

@@ -1,3 +1,3 @@
 """The rules, one family a file; importing this package registers them all."""
 
-from covprop.propagate.rules import activation, conv, linear, merge, norm, pool, shape
+from covprop.propagate.rules import activation, conv, linear, merge, norm, pool, shape, shuffle

@@ -174,3 +174,8 @@ def test_celu_without_a_largest_slope_is_refused(alpha: float) -> None:
         with pytest.raises(UnsupportedModel, match=r"slope has no bound.*give it an alpha above 0"):
             check(nn.Sequential(layer, nn.Flatten()), (1, 2, 2))
     check(nn.Sequential(nn.CELU(0.3), nn.Flatten()), (1, 2, 2))
+
+
+def test_a_degree_that_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(covprop.InvalidInput, match=r"degree 2\.5: it needs a whole number"):
+        covprop.HermiteActivation(2.5)  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Refuse a network that answers an image by what else is in the batch.
+
+Its margin at x + noise is then none of x alone. The estimators that trace a network see that for
+themselves; those that only run it are told here.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from covprop.company import beside, check_norms, depends_on_company
+from covprop.errors import InvalidInput
+from covprop.estimate.result import checked_logits
+from covprop.noise import seeded
+
+RUN_ONLY = ("linearized", "sampled")
+"""Estimators that never look at a network's steps."""
+
+_SEEN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Networks that were tried, as they then were: one image at a time, a trial would cost as much as
+the estimate."""
+
+
+def check_alone(model: nn.Module, x: Tensor) -> None:
+    """One sentence where the logits of x[0] change with the images beside it.
+
+    Found by trial, once for a network: two passes of two images. The model is in eval mode.
+    """
+    check_norms(model)
+    now = _likeness(model, x)
+    if _SEEN.get(model) == now:
+        return
+    if _mixes(model, x):
+        raise InvalidInput(
+            f"{type(model).__name__} answers an image by what else is in the batch, so that no "
+            "radius of it can be estimated; compute means and the like within an image, or use "
+            "nn.BatchNorm2d."
+        )
+    _SEEN[model] = now
+
+
+def _likeness(model: nn.Module, x: Tensor) -> int:
+    """A number that changes with the layers, their plain options and the shape of an image."""
+    plain = (bool, int, float, str, type(None))
+    parts = [
+        (id(module), id(vars(module).get("forward")), name, value)
+        for module in model.modules()
+        for name, value in [("", None), *vars(module).items()]
+        if isinstance(value, plain)
+    ]
+    return hash((tuple(parts), x.shape[1:]))
+
+
+@torch.no_grad()
+def _mixes(model: nn.Module, x: Tensor) -> bool:
+    image = x[0].detach()
+    scale = 1.0 + float(image.abs().max())  # on another scale than [0, 1] 1 may be next to nothing
+
+    def tried(rows: int) -> bool:
+        def logits(brightness: float) -> Tensor:
+            found = checked_logits(model, beside(image, brightness * scale, rows))
+            return found[0].clone()  # a recorded network writes every answer to the same place
+
+        return depends_on_company(logits)
+
+    with _uncompiled(), seeded(0, x.device):  # a network that draws leaves the caller's numbers
+        try:
+            return tried(2)
+        except InvalidInput:  # perhaps it takes batches of one size alone, as an exported one does
+            return len(x) > 1 and tried(len(x))
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Batches of another size would have torch.compile at work again, and for longer than this."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to import it takes a second
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
