@@ -88,8 +88,8 @@ class Muon(Optimizer):
 def _orthogonalise(banks: list[Tensor]) -> None:
     """Steps of filter banks of one shape made orthogonal where they are, all in one go.
 
-    On a GPU it is done in bfloat16. To fill banks of several shapes up to one size takes a tenth
-    less time, but on an H200 such runs ended with launch failures.
+    On a GPU it is done in bfloat16. To fill banks of several shapes up to one size starts fewer
+    kernels, but on an H200 such runs ended with launch failures.
     """
     stack = torch.stack([bank.flatten(1) for bank in banks])
     rows, columns = stack.shape[1:]

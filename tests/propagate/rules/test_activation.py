@@ -177,5 +177,5 @@ def test_celu_without_a_largest_slope_is_refused(alpha: float) -> None:
 
 
 def test_a_degree_that_is_no_whole_number_is_refused() -> None:
-    with pytest.raises(covprop.InvalidInput, match=r"degree 2\.5: it needs a whole number"):
-        covprop.HermiteActivation(2.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"degree 2\.5: it needs a whole number"):
+        HermiteActivation(2.5)  # type: ignore[arg-type]
