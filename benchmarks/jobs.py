@@ -47,6 +47,10 @@ KEYS = (
     *("recipe", "set", "epochs", "seeds", "certify", "estimate", "seconds", "certify_seconds"),
     *("also", "folder", "repeat"),
 )
+REFUSED = 2
+"""Exit code of `covprop` where it says what is wrong: a run that diverged, for one."""
+RESTARTS = 2
+"""How often the commands of a job may crash before it has failed."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ class Running:
     step_began: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
 
     def start(self, environment: dict[str, str]) -> None:
         """Start the next command."""
@@ -239,13 +244,23 @@ class Running:
         words = [sys.executable, "-m", "covprop", *self.commands[0]]
         self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log, env=environment)
 
-    def step_done(self) -> int | None:
-        """Exit code of the command under way, once it ended; its seconds are then known."""
+    def step_done(self, environment: dict[str, str]) -> int | None:
+        """Exit code of the command under way, once it ended; its seconds are then known.
+
+        One that crashed, as a GPU's failure makes it, is started again: it goes on where it was.
+        """
         assert self.process is not None
         code = self.process.poll()
-        if code is not None:
-            verb, *words = self.commands.pop(0)
-            if "--out" in words and verb == "certify":
-                verb = Path(words[-1]).stem  # one of several
-            self.seconds[verb] = round(time.monotonic() - self.step_began, 2)
+        if code is None:
+            return None
+        verb, *words = self.commands[0]
+        if "--out" in words and verb == "certify":
+            verb = Path(words[-1]).stem  # one of several
+        took = self.seconds.get(verb, 0.0) + time.monotonic() - self.step_began
+        self.seconds[verb] = round(took, 2)
+        if code not in (0, REFUSED) and self.restarts < RESTARTS:
+            self.restarts += 1
+            self.start(environment)
+            return None
+        self.commands.pop(0)
         return code

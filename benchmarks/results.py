@@ -11,9 +11,9 @@ Each job is `covprop train`, `covprop certify` and `covprop estimate` into RUNS/
 run.json saying how (commands, seconds, machine, versions, commit) and job.log what was printed. No
 job is started that would not end before the limit, unless `--go-on` says that another call follows
 on this machine; one that runs into the limit is stopped, and the same command goes on. Jobs
-finished here or under results/WAVE are not run again; one that failed is kept as a failure (--again
-tries it once more). The archive holds all of the finished jobs but their weights: unpack it in
-results/. `--alone` times the epochs of one job after the other, since seconds of runs side by side
+finished here or under results/WAVE are not run again; one that crashed goes on at once, twice at
+most; one that failed otherwise, or for good, is kept as a failure (--again tries it once more). The
+archive holds all of the finished jobs but their weights: unpack it in results/. `--alone` times the epochs of one job after the other, since seconds of runs side by side
 are not comparable, and puts WAVE/timing.tsv into the archive. `--also` certifies finished runs,
 whose weights are still here, in the further ways that the wave names.
 """
@@ -147,7 +147,7 @@ class Wave:
         say(f"{job.folder}: started, about {self.pace.wall(job, len(self.running) - 1):.0f} s")
 
     def _look(self, one: Running) -> None:
-        code = one.step_done()
+        code = one.step_done(self.environment)
         if code is None:
             return
         if code == 0 and one.commands:
@@ -176,6 +176,7 @@ class Wave:
             "commands": [shlex.join(["covprop", *words]) for words in self._public(one.job)],
             "seconds_by_command": one.seconds,
             "wall_seconds": round(wall, 2),
+            "restarts": one.restarts,
             "side_by_side": self.options.slots + self.options.beside,
             **self.facts,
         }

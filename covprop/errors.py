@@ -47,3 +47,13 @@ def out_of_memory(error: BaseException) -> bool:
     """
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def gpu_failed(error: BaseException) -> bool:
+    """Whether a GPU stopped in the middle of its work, after which this process can use it no more.
+
+    Example:
+        >>> gpu_failed(RuntimeError("CUDA error: unspecified launch failure\\nSearch for ..."))
+        True
+    """
+    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error: ")

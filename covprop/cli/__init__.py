@@ -25,7 +25,7 @@ from covprop.cli.noisy import noisy
 from covprop.cli.predict import predict
 from covprop.cli.report import report
 from covprop.cli.train import train
-from covprop.errors import CovpropError, first_line, out_of_memory
+from covprop.errors import CovpropError, first_line, gpu_failed, out_of_memory
 
 app = typer.Typer(
     name="covprop",
@@ -81,6 +81,13 @@ def main() -> None:
             if isinstance(error, CovpropError):
                 print(f"covprop: {error}", file=sys.stderr)
                 sys.exit(2)
+            if gpu_failed(error):
+                print(
+                    f"covprop: the GPU failed ({first_line(error)}). What was written is kept: "
+                    "to train or to certify, give the same command again, and it goes on.",
+                    file=sys.stderr,
+                )
+                sys.exit(1)
             if not out_of_memory(error):
                 raise
             print(

@@ -112,3 +112,36 @@ def test_the_pace_is_learned() -> None:
         pace.finished(make_job(100), wall)
     assert pace.wall(make_job(10), running=3) == 30 + 25
     assert pace.wall(make_job(10), running=0) == 30 + 10  # never faster than alone
+
+
+@pytest.mark.parametrize(
+    ("codes", "end", "restarts"),
+    [
+        ([0], 0, 0),
+        ([2], 2, 0),  # it said what is wrong, and would say so again
+        ([-11, 0], 0, 1),
+        ([1, -6, 0], 0, 2),
+        ([1, 1, 1], 1, 2),
+    ],
+    ids=["done", "refused", "crashed", "twice", "for good"],
+)
+def test_a_command_that_crashed_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], end: int, restarts: int
+) -> None:
+    class Process:
+        def __init__(self, words: list[str], **how: object) -> None:
+            assert words[3:] == ["train", "digits"]
+            self.code = codes.pop(0)
+
+        def poll(self) -> int:
+            return self.code
+
+    monkeypatch.setattr(jobs.subprocess, "Popen", Process)
+    with (tmp_path / "job.log").open("wb") as log:
+        one = jobs.Running(None, tmp_path, [["train", "digits"], ["certify", "digits"]], log)
+        one.start({})
+        while (code := one.step_done({})) is None:
+            pass
+    assert (code, one.restarts, codes) == (end, restarts, [])
+    assert one.commands == [["certify", "digits"]]
+    assert list(one.seconds) == ["train"]

@@ -1,4 +1,4 @@
-"""What all verbs share: too little memory is a sentence, Ctrl-C ends with 130."""
+"""What all verbs share: too little memory, a GPU that failed are a sentence, Ctrl-C is 130."""
 
 import contextlib
 import signal
@@ -62,3 +62,18 @@ def test_an_error_without_an_interrupt_is_shown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(command_line, "app", failing)
     with pytest.raises(ImportError):
         command_line.main()
+
+
+def test_a_gpu_that_failed_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing() -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for `cuda`")
+
+    monkeypatch.setattr(command_line, "app", failing)
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert stopped.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("covprop: the GPU failed (CUDA error: unspecified launch failure). ")
+    assert err.count("\n") == 1
