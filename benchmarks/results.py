@@ -13,9 +13,10 @@ job is started that would not end before the limit, unless `--go-on` says that a
 on this machine; one that runs into the limit is stopped, and the same command goes on. Jobs
 finished here or under results/WAVE are not run again; one that crashed goes on at once, twice at
 most; one that failed otherwise, or for good, is kept as a failure (--again tries it once more). The
-archive holds all of the finished jobs but their weights: unpack it in results/. `--alone` times the epochs of one job after the other, since seconds of runs side by side
-are not comparable, and puts WAVE/timing.tsv into the archive. `--also` certifies finished runs,
-whose weights are still here, in the further ways that the wave names.
+archive holds all of the finished jobs but their weights: unpack it in results/. `--alone` times the
+epochs of one job after the other, since seconds of runs side by side are not comparable, and puts
+WAVE/timing.tsv into the archive. `--also` certifies finished runs, whose weights are still here, in
+the further ways that the wave names.
 """
 
 from __future__ import annotations
