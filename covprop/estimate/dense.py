@@ -27,7 +27,14 @@ from covprop.mode import switched
 from covprop.propagate.hooks import refuse_hooked_weights
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Layer
-from covprop.propagate.rules.activation import leaky_relu, negative_slope, prelu, relu
+from covprop.propagate.rules.activation import (
+    leaky_relu,
+    negative_slope,
+    prelu,
+    random_leaky_relu,
+    random_slopes,
+    relu,
+)
 from covprop.propagate.settings import PAPER
 from covprop.propagate.trace import build
 from covprop.radius import gap_between, top_two
@@ -35,6 +42,12 @@ from covprop.radius import gap_between, top_two
 MAX_UNITS = 8_000  # alive at once; half a gigabyte of covariance
 NODES = 48  # of the quadrature for pairs of ReLUs
 SERIES = 24  # terms of Mehler's series for activations without a closed form
+SLOPES: dict[Any, Callable[[Layer], float]] = {
+    relu: lambda layer: 0.0,
+    leaky_relu: negative_slope,
+    random_leaky_relu: lambda layer: sum(random_slopes(layer)) / 2,
+}
+"""Of the rules whose activations are a ReLU but for their slope left of 0."""
 
 
 def relu_covariance(mean: Tensor, cov: Tensor) -> Tensor:
@@ -84,8 +97,8 @@ def activation_moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and covariance after an activation, and E[f′] for the covariance with the rest."""
     assert step.rule is not None
-    if step.rule.cov in (relu, leaky_relu):
-        slope = negative_slope(layer) if step.rule.cov is leaky_relu else 0.0
+    if step.rule.cov in SLOPES:
+        slope = SLOPES[step.rule.cov](layer)
         std = torch.sqrt(torch.diagonal(cov).clamp_min(0.0))
         gate = normal_cdf(standardise(mean, std))
         rest = 1.0 - slope
@@ -94,7 +107,11 @@ def activation_moments(
         return slope * mean + rest * relu_mean(mean, std), out, slope + rest * gate
     if step.rule.cov is prelu:
         raise InvalidInput("the dense estimator has no PReLU; use LeakyReLU for the comparison.")
-    return series_covariance(layer, mean, cov)
+
+    def columns(units: Tensor) -> Tensor:  # as images: bounds may differ by channel and pixel
+        return layer(units.T.reshape(-1, *step.shape)).flatten(1).T
+
+    return series_covariance(columns, mean, cov)
 
 
 def check_size(units: int) -> None:

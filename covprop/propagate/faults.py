@@ -35,6 +35,10 @@ MAX_POOL = (
     "use average pooling (covprop.fix does it for you)",
 )
 MAX_POOL_CALL = (MAX_POOL[0], "write average pooling there")
+MAX_CALL = (
+    MAX_POOL[0],
+    "write average pooling there, or, for the larger of it and a constant, torch.maximum",
+)
 PER_IMAGE_NORM = (
     "it divides by a statistic of each image, so the covariance would differ by image",
     "use nn.BatchNorm or covprop.ActNorm (covprop.fix puts in ActNorm)",
@@ -50,8 +54,8 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), MAX_POOL_CALL),
     **dict.fromkeys((torch.max_pool1d, torch.max_pool2d, torch.max_pool3d), MAX_POOL_CALL),
     **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL_CALL),
-    **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL_CALL),
-    **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
+    **dict.fromkeys((torch.max, torch.Tensor.max), MAX_CALL),
+    **dict.fromkeys((torch.amax, torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm), PER_IMAGE_NORM),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), PER_IMAGE_NORM),
     **dict.fromkeys((nn.LocalResponseNorm, nn.RMSNorm), PER_IMAGE_NORM_CALL),
