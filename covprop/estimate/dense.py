@@ -4,8 +4,14 @@ Every linear step is applied exactly (its matrix is found by running it on basis
 across residual branches, because the covariance is kept jointly over all values still alive.
 Activations are applied exactly for jointly Gaussian inputs: Cov(f(x_i), f(x_j)) in closed form
 for ReLU and leaky ReLU, by Mehler's series otherwise, and Cov(f(x_i), y) = E[f′(x_i)] Cov(x_i, y).
-What is left of approximation: pre-activations are taken as Gaussian, and the series ends after 24
-terms, which costs tanh up to 2 % and hardtanh up to 5 % of its variance at a deviation of 5.
+
+Two approximations are left. Pre-activations are taken as Gaussian, which they are after linear
+steps alone. There is no bound on what that costs: a unit that leaves its flat part (of hardtanh,
+of tanh, of ReLU) once in a thousand draws is far from Gaussian, and the next layer may answer to
+just those draws. On chains of saturated hardtanh ratios to the true variance of 0.26 and, one
+layer deeper, 0.01 were measured. And the series ends after 24 terms: at a deviation of 5 that costs
+tanh up to 3 % and hardtanh up to 7 % of a variance while the mean is within 3 deviations of the
+bend, and hardtanh 15 %, 24 % and 34 % at 4, 5 and 6, where there is next to no variance.
 """
 
 from __future__ import annotations
