@@ -46,6 +46,8 @@ PER_IMAGE_NORM = (
 PER_IMAGE_NORM_CALL = (PER_IMAGE_NORM[0], "write nn.BatchNorm or covprop.ActNorm there")
 SOFTMAX = ("it is not element-wise", "let the model return logits")
 ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
+STACK = ("it adds a dimension", "use torch.cat, along dimension 1")
+UNBIND = ("it takes a dimension away", "slice it, as in x[:, 0:1] or x[:, :, 0]")
 SPLIT = ("its parts are not read one by one", "name them, as in a, b = x.chunk(2, 1)")
 
 REASONS: dict[Any, tuple[str, str]] = {
@@ -66,6 +68,7 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((nn.MultiheadAttention, F.scaled_dot_product_attention), ATTENTION),
     **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), ATTENTION),
     **dict.fromkeys((torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split), SPLIT),
+    **{torch.stack: STACK, torch.unbind: UNBIND, torch.Tensor.unbind: UNBIND},
 }
 
 

@@ -117,6 +117,8 @@ class Unflatten(nn.Module):
         (lambda x: x.flatten(1).repeat_interleave(2).view(-1, 32), "lines up the images"),
         (lambda x: x.flatten(1).repeat_interleave(2, 1), "repeats a flattened image"),
         (lambda x: x.expand(1, -1, -1, -1, -1), "adds a dimension"),
+        (lambda x: torch.stack([x, x], 1), r"adds a dimension; use torch\.cat"),
+        (lambda x: x.unbind(1)[0], r"takes a dimension away; slice it, as in x\[:, 0:1\]"),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "mode 'bilinear'"),
         (lambda x: x.reshape(-1, 4), "keep the batch"),
         (lambda x: F.pad(x.flatten(1), (0, 4)), "pads a flattened image"),
