@@ -24,7 +24,8 @@ class ActNorm(nn.Module):
     """Channel-wise affine map (x + shift)·exp(log_scale), started from data.
 
     The first batch seen in training sets shift and scale so that each channel of that batch comes
-    out with mean 0 and variance 1; from then on both are ordinary parameters.
+    out with mean 0 and variance 1; from then on both are ordinary parameters. A batch with one
+    value a channel, such as a single vector, has no variance and is refused.
     """
 
     initialized: Tensor
@@ -39,6 +40,12 @@ class ActNorm(nn.Module):
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         """Set shift and scale from a batch."""
+        if x.numel() == x.shape[1]:  # its scale would be 1000: what keeps it from dividing by 0
+            raise InvalidInput(
+                "ActNorm sets its scale from the first batch in training, which has one value a "
+                "channel here and so no variance: begin with two images or more, or call "
+                "model.eval()."
+            )
         dims = [0, *range(2, x.ndim)]
         wide = x.to(self.shift.dtype)
         self.shift.copy_(-wide.mean(dims))

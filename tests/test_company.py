@@ -15,7 +15,7 @@ def test_what_moves_by_more_than_rounding_depends_on_its_company(scale: float) -
     logits = torch.tensor([1.0, -2.0, 0.5]) * scale
 
     def moved(by: float) -> None:
-        check_company(lambda pixel: logits * (1 + by * pixel))
+        check_company(lambda pixel, rows: logits * (1 + by * pixel))
 
     moved(0.0)
     moved(1e-5)
@@ -24,11 +24,39 @@ def test_what_moves_by_more_than_rounding_depends_on_its_company(scale: float) -
             moved(by)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_what_moves_with_the_size_of_the_batch_depends_on_it(scale: float) -> None:
+    """By more than the rounding of other kernels, which in half precision is some percent."""
+    logits = torch.tensor([1.0, -2.0, 0.5]) * scale
+    asked: list[int] = []
+
+    def moved(by: float) -> None:
+        def of(pixel: float, rows: int) -> Tensor:
+            asked.append(rows)
+            return logits * (1 + by * rows)
+
+        check_company(of)
+
+    moved(0.0)
+    moved(1e-4)
+    assert asked == [2, 3, 2, 3]  # no pass more than one needs for the company itself
+    moved(0.04)
+    for by in (0.3, -0.5, 10.0):
+        with pytest.raises(InvalidInput, match="or on how many images are"):
+            moved(by)
+
+
+def test_rounding_by_size_does_not_hide_the_company() -> None:
+    logits = torch.tensor([1.0, -2.0, 0.5])
+    with pytest.raises(InvalidInput, match="what else is in the batch"):
+        check_company(lambda pixel, rows: logits * (1 + 0.01 * pixel + 0.01 * rows))
+
+
 def test_one_of_two_networks_by_chance_is_not_taken_for_two_by_company() -> None:
     """Four calls agree with company in one of eight pairs: it takes more to be sure."""
     rng = random.Random(0)
 
-    def either(pixel: float) -> Tensor:
+    def either(pixel: float, rows: int) -> Tensor:
         return torch.tensor([1.0, float(rng.randrange(2))])
 
     for _ in range(300):

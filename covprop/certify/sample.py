@@ -239,7 +239,7 @@ class Sampler:
             )
         self.num_classes = logits.shape[1]
         # A copy: a recorded network writes every answer to the same place.
-        check_company(lambda brightness: self._logits(beside(image, brightness))[0].clone())
+        check_company(lambda *other: self._logits(beside(image, *other))[0].clone())
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

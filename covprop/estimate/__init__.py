@@ -48,7 +48,8 @@ def margin(
     """Mean, variance and estimated radius of the margin of each image, by one of five estimators.
 
     The model is evaluated (dropout off, batch norm by its running statistics) and left as it was.
-    One that answers an image by what else is in the batch is refused, as in `certify`.
+    One that answers an image by what else is in the batch, or by how many images are, is refused,
+    as in `certify`.
 
     Args:
         model: a classifier returning logits [b, classes].

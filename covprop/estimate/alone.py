@@ -1,4 +1,4 @@
-"""Refuse a network that answers an image by what else is in the batch.
+"""Refuse a network that answers an image by what else is in the batch, or by how much.
 
 Its margin at x + noise is then none of x alone. The estimators that trace a network see that for
 themselves; those that only run it are told here.
@@ -27,9 +27,9 @@ the estimate."""
 
 
 def check_alone(model: nn.Module, x: Tensor) -> None:
-    """One sentence where the logits of x[0] change with the images beside it.
+    """One sentence where the logits of x[0] change with the images beside it, or their number.
 
-    Found by trial, once for a network: two passes of two images. The model is in eval mode.
+    Found by trial, once for a network: a pass of two images and one of three, in eval mode.
     """
     check_norms(model)
     now = _likeness(model, x)
@@ -37,9 +37,9 @@ def check_alone(model: nn.Module, x: Tensor) -> None:
         return
     if _mixes(model, x):
         raise InvalidInput(
-            f"{type(model).__name__} answers an image by what else is in the batch, so that no "
-            "radius of it can be estimated; compute means and the like within an image, or use "
-            "nn.BatchNorm2d."
+            f"{type(model).__name__} answers an image by what else is in the batch, or by how "
+            "many images are, so that no radius of it can be estimated; compute means and the like "
+            "within an image, or use nn.BatchNorm2d."
         )
     _SEEN[model] = now
 
@@ -61,18 +61,15 @@ def _mixes(model: nn.Module, x: Tensor) -> bool:
     image = x[0].detach()
     scale = 1.0 + float(image.abs().max())  # on another scale than [0, 1] 1 may be next to nothing
 
-    def tried(rows: int) -> bool:
-        def logits(brightness: float) -> Tensor:
-            found = checked_logits(model, beside(image, brightness * scale, rows))
-            return found[0].clone()  # a recorded network writes every answer to the same place
-
-        return depends_on_company(logits)
+    def logits(brightness: float, rows: int) -> Tensor:
+        found = checked_logits(model, beside(image, brightness * scale, rows))
+        return found[0].clone()  # a recorded network writes every answer to the same place
 
     with _uncompiled(), seeded(0, x.device):  # a network that draws leaves the caller's numbers
         try:
-            return tried(2)
+            return depends_on_company(logits)
         except InvalidInput:  # perhaps it takes batches of one size alone, as an exported one does
-            return len(x) > 1 and tried(len(x))
+            return len(x) > 1 and depends_on_company(logits, rows=(len(x), len(x)))
 
 
 def _uncompiled() -> AbstractContextManager[object]:

@@ -52,10 +52,15 @@ RISING = {
     *(nn.Softsign, nn.functional.softsign, nn.Softshrink, nn.functional.softshrink),
     *(nn.Tanhshrink, nn.functional.tanhshrink, nn.SELU, nn.functional.selu, torch.selu),
     *(nn.Hardtanh, nn.functional.hardtanh, nn.Hardsigmoid, nn.functional.hardsigmoid),
+    *(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip),
+    *(torch.clamp_min, torch.Tensor.clamp_min, torch.clamp_max, torch.Tensor.clamp_max),
+    *(torch.maximum, torch.Tensor.maximum, torch.minimum, torch.Tensor.minimum),
 }
+RANDOM = (nn.RReLU, nn.functional.rrelu, nn.functional.rrelu_, torch.rrelu)
 KINKED = {
     *(nn.LeakyReLU, nn.functional.leaky_relu, nn.functional.leaky_relu_),
     *(nn.PReLU, nn.functional.prelu, nn.ELU, nn.functional.elu, nn.CELU, nn.functional.celu),
+    *activation.ABS,
 }
 """Rising on either side of 0, or turning there where the slope of the left side is negative."""
 
@@ -211,6 +216,8 @@ def turning_points(operation: Any, layer: Layer) -> list[float] | None:
     if operation in RISING:
         return []
     if operation in KINKED:
+        return [0.0]
+    if operation in RANDOM and not option(layer, 3, "training", False):  # else it draws a range
         return [0.0]
     if operation in VALLEYS:
         return [VALLEYS[operation]]

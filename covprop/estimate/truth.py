@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput
+from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.estimate import ESTIMATORS, margin
 from covprop.estimate.dense import check_size
 from covprop.estimate.result import Margin
@@ -49,7 +49,8 @@ def estimator_table(
 
     The model is put in eval mode for the time of the call. `samples` fresh noisy copies of each
     image give the measured variance, with a relative error of about √(2/samples); the row
-    `sampled` shows that error, since it is a Monte Carlo estimate of its own.
+    `sampled` shows that error, since it is a Monte Carlo estimate of its own. An estimator that
+    cannot be asked, as those that propagate cannot of a network with max pools, has a `note`.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -64,8 +65,8 @@ def estimator_table(
         for name in ESTIMATORS:
             try:
                 found[name] = _ask(name, model, x, sigma, samples)
-            except InvalidInput as error:
-                notes[name] = str(error)
+            except (InvalidInput, UnsupportedModel) as error:
+                notes[name] = " ".join(str(error).split())  # faults come one a line
         measured = measured_variance(model, x, sigma, samples, list(found.values()))
     rows = dict(zip(found, measured, strict=True))
     return [

@@ -35,6 +35,10 @@ MAX_POOL = (
     "use average pooling (covprop.fix does it for you)",
 )
 MAX_POOL_CALL = (MAX_POOL[0], "write average pooling there")
+MAX_CALL = (
+    MAX_POOL[0],
+    "write average pooling there, or, for the larger of it and a constant, torch.maximum",
+)
 PER_IMAGE_NORM = (
     "it divides by a statistic of each image, so the covariance would differ by image",
     "use nn.BatchNorm or covprop.ActNorm (covprop.fix puts in ActNorm)",
@@ -42,6 +46,8 @@ PER_IMAGE_NORM = (
 PER_IMAGE_NORM_CALL = (PER_IMAGE_NORM[0], "write nn.BatchNorm or covprop.ActNorm there")
 SOFTMAX = ("it is not element-wise", "let the model return logits")
 ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
+STACK = ("it adds a dimension", "use torch.cat, along dimension 1")
+UNBIND = ("it takes a dimension away", "slice it, as in x[:, 0:1] or x[:, :, 0]")
 SPLIT = ("its parts are not read one by one", "name them, as in a, b = x.chunk(2, 1)")
 
 REASONS: dict[Any, tuple[str, str]] = {
@@ -50,8 +56,8 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), MAX_POOL_CALL),
     **dict.fromkeys((torch.max_pool1d, torch.max_pool2d, torch.max_pool3d), MAX_POOL_CALL),
     **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d), MAX_POOL_CALL),
-    **dict.fromkeys((torch.max, torch.amax, torch.maximum, torch.Tensor.max), MAX_POOL_CALL),
-    **dict.fromkeys((torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
+    **dict.fromkeys((torch.max, torch.Tensor.max), MAX_CALL),
+    **dict.fromkeys((torch.amax, torch.Tensor.amax, nn.FractionalMaxPool2d), MAX_POOL_CALL),
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm), PER_IMAGE_NORM),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), PER_IMAGE_NORM),
     **dict.fromkeys((nn.LocalResponseNorm, nn.RMSNorm), PER_IMAGE_NORM_CALL),
@@ -62,6 +68,7 @@ REASONS: dict[Any, tuple[str, str]] = {
     **dict.fromkeys((nn.MultiheadAttention, F.scaled_dot_product_attention), ATTENTION),
     **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), ATTENTION),
     **dict.fromkeys((torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split), SPLIT),
+    **{torch.stack: STACK, torch.unbind: UNBIND, torch.Tensor.unbind: UNBIND},
 }
 
 

@@ -27,15 +27,16 @@ OUT_OF_PLACE: dict[Any, Any] = {
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
-    torch.Tensor.add_: torch.Tensor.add,
-    torch.Tensor.sub_: torch.Tensor.sub,
-    torch.Tensor.mul_: torch.Tensor.mul,
-    torch.Tensor.div_: torch.Tensor.div,
-    torch.Tensor.relu_: torch.Tensor.relu,
-    torch.Tensor.squeeze_: torch.Tensor.squeeze,
-    torch.Tensor.unsqueeze_: torch.Tensor.unsqueeze,
+    **{
+        getattr(Tensor, f"{name}_"): getattr(Tensor, name)
+        for name in (
+            *("add", "sub", "mul", "div", "squeeze", "unsqueeze"),
+            *("relu", "abs", "clamp", "clip", "clamp_min", "clamp_max"),
+        )
+    },
     nn.functional.relu_: nn.functional.relu,
     nn.functional.leaky_relu_: nn.functional.leaky_relu,
+    nn.functional.rrelu_: nn.functional.rrelu,
     torch.relu_: torch.relu,
 }
 

@@ -167,7 +167,7 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     with switched(model, training=False):
         found = logits(torch.zeros(1, *shape, device=device)).shape[1]
         image = torch.full(shape, 0.5, device=device)
-        mixes = certifiable and depends_on_company(lambda b: logits(beside(image, b))[0])
+        mixes = certifiable and depends_on_company(lambda *other: logits(beside(image, *other))[0])
     if found != classes:
         raise InvalidInput(
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
@@ -175,8 +175,9 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
         )
     if mixes:
         raise InvalidInput(
-            f'Model "{name}" answers an image by what else is in the batch, so that nothing could '
-            "be certified of it; compute means and the like within an image, or use nn.BatchNorm2d."
+            f'Model "{name}" answers an image by what else is in the batch, or by how many images '
+            "are, so that nothing could be certified of it; compute means and the like within an "
+            "image, or use nn.BatchNorm2d."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InvalidInput(

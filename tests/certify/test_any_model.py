@@ -125,6 +125,17 @@ def test_company_is_seen_behind_a_norm_that_works_image_by_image() -> None:
         covprop.certify(centred, X, sigma=0.25, n=100)
 
 
+def test_the_size_of_the_batch_is_company_too() -> None:
+    """Samples go in blocks of one size, and the last answer would be that of the block."""
+    last = nn.Linear(16, 3)
+    for logits in (lambda x: last(x.flatten(1) / len(x)), lambda x: last(x.flatten(1)) - len(x)):
+        with pytest.raises(InvalidInput, match="or on how many images are"):
+            covprop.certify(logits, X, sigma=0.25, n=100)
+    half = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    found = covprop.certify(half.bfloat16(), X, sigma=0.25, n=100)
+    assert found.n.tolist() == [100, 100]
+
+
 def test_a_norm_over_several_processes_without_statistics_is_named_too() -> None:
     norm = nn.SyncBatchNorm(1, track_running_stats=False)
     model = nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 3))

@@ -144,6 +144,20 @@ def test_series_equals_the_closed_form_of_a_polynomial() -> None:
     torch.testing.assert_close(slope, 2 * mean)
 
 
+def test_series_sees_of_a_saturated_unit_what_its_page_says() -> None:
+    """Against the integral, cut at both bends; the shares are those of the module's docstring."""
+    hardtanh = nn.Hardtanh()
+    for away, lost in ((0, 0.07), (1, 0.07), (2, 0.07), (3, 0.07), (4, 0.15), (5, 0.25), (6, 0.34)):
+        std, mean = 5.0, 1.0 + 5.0 * away
+        u = torch.linspace(-14, 14, 1_400_001, dtype=torch.float64)
+        weight = torch.exp(-0.5 * u * u) / (2 * np.pi) ** 0.5
+        below = hardtanh(mean + std * u) - 1  # near 0 in the flat part, so that squares are exact
+        first, second = (torch.trapezoid(weight * below**power, u) for power in (1, 2))
+        at = torch.tensor([mean], dtype=torch.float64)
+        _, cov, _ = series_covariance(hardtanh, at, torch.tensor([[std**2]], dtype=torch.float64))
+        assert 1 - lost < float(cov) / float(second - first**2) < 1.01
+
+
 def test_linearized_is_differentiable_for_training() -> None:
     model, x = Residual().double(), images().double()
     names, values = zip(*model.named_parameters(), strict=True)

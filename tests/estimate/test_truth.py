@@ -55,6 +55,21 @@ def test_a_large_network_is_spared_the_dense_estimator() -> None:
     assert rows["sampled"].images == 2
 
 
+def test_a_network_that_cannot_be_propagated_is_asked_of_the_others() -> None:
+    """The whole table was refused for it."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    rows = {r.estimator: r for r in estimator_table(model, torch.rand(3, 1, 8, 8), 0.25, 2000)}
+    for name in ("shared", "calibrated", "dense"):
+        assert rows[name].images == 0
+        assert rows[name].note.startswith("Sequential has one operation that covprop cannot")
+        assert "1: nn.MaxPool2d" in rows[name].note
+        assert "\n" not in rows[name].note
+    for name in ("linearized", "sampled"):
+        assert rows[name].images == 3
+        assert rows[name].note == ""
+        assert 0.2 < rows[name].median < 5
+
+
 def test_mode_and_random_state_are_left_alone() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 4)).train()
     state = torch.get_rng_state()

@@ -188,6 +188,10 @@ class CentredAfterANorm(Two):
         h = nn.functional.instance_norm(x)
         return self.net(h - h.mean(0))
 
+class Shared(Two):
+    def forward(self, x):
+        return self.net(x / x.shape[0])
+
 def unkept():
     return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), linear())
 
@@ -210,6 +214,7 @@ def kept():
         ),
         ({"name": "Centred"}, r'Model ".*:Centred" answers an image by what else is in the batch'),
         ({"name": "CentredAfterANorm"}, "answers an image by what else is in the batch"),
+        ({"name": "Shared"}, "or by how many images are, so that nothing could be certified"),
         ({"name": "unkept"}, "the batch norm 1.0 keeps no statistics, so an image's logits depend"),
     ],
 )

@@ -6,6 +6,7 @@ taken as α²Σ: Σ itself for ReLU. It does not depend on the image.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -22,10 +23,11 @@ from covprop.kernels.moments import (
 )
 from covprop.layers import HermiteActivation, per_channel
 from covprop.propagate.channels import channel_std, expand_pixels
-from covprop.propagate.registry import Layer, Operation, Unsupported, option, rule
+from covprop.propagate.registry import Call, Layer, Operation, Unsupported, option, rule
 from covprop.propagate.settings import Settings
 
 Slope = float | Callable[[Layer], float]
+ABS = (torch.abs, torch.Tensor.abs, operator.abs)
 
 
 def relu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
@@ -46,6 +48,9 @@ def relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
 
 
 def negative_slope(layer: Layer) -> float:
+    """The slope left of 0: |x| is a leaky ReLU of slope −1."""
+    if isinstance(layer, Call) and layer.function in ABS:
+        return -1.0
     return float(option(layer, 1, "negative_slope", 0.01))
 
 
@@ -53,10 +58,30 @@ def leaky_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> T
     return moment_relu(mean, std, negative_slope(layer))
 
 
-@rule(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, mean=leaky_mean)
+@rule(nn.LeakyReLU, F.leaky_relu, F.leaky_relu_, *ABS, mean=leaky_mean)
 def leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     """α²Σ, α = max(1, |negative slope|)."""
     return cov * max(1.0, abs(negative_slope(layer))) ** 2
+
+
+def random_slopes(layer: Layer) -> tuple[float, float]:
+    """Between what a randomized leaky ReLU draws its slopes; their middle, twice, in evaluation."""
+    ends = option(layer, 1, "lower", 1 / 8), option(layer, 2, "upper", 1 / 3)
+    return ends if option(layer, 3, "training", False) else (sum(ends) / 2,) * 2
+
+
+def random_leaky_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
+    lower, upper = random_slopes(layer)
+    if lower == upper:
+        return moment_relu(mean, std, lower)
+    slope = torch.empty_like(mean, dtype=std.dtype).uniform_(lower, upper)
+    return leaky_relu_mean(mean.to(std.dtype), per_channel(std, mean), slope).to(mean.dtype)
+
+
+@rule(nn.RReLU, F.rrelu, F.rrelu_, torch.rrelu, mean=random_leaky_mean)
+def random_leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """α²Σ, α the largest of 1 and the slopes that may be drawn; in evaluation there is one."""
+    return cov * max(1.0, *(abs(slope) for slope in random_slopes(layer))) ** 2
 
 
 def prelu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
@@ -143,8 +168,34 @@ elementwise(nn.SELU, F.selu, torch.selu, slope=1.0507009873554805 * 1.6732632423
 elementwise(nn.ReLU6, F.relu6, slope=1.0)
 elementwise(nn.Hardtanh, F.hardtanh, slope=1.0)
 elementwise(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip, slope=1.0)
+elementwise(torch.clamp_min, torch.Tensor.clamp_min, slope=1.0)
+elementwise(torch.clamp_max, torch.Tensor.clamp_max, slope=1.0)
 elementwise(nn.Hardsigmoid, F.hardsigmoid, slope=1.0 / 6.0)
 elementwise(nn.Hardswish, F.hardswish, slope=1.5)
+
+
+@rule(
+    *(torch.maximum, torch.Tensor.maximum, torch.minimum, torch.Tensor.minimum),
+    mean=elementwise_mean,
+)
+def bounded(
+    call: Call, covs: tuple[Tensor | None, ...], settings: Settings, shapes: tuple, out_shape: tuple
+) -> Tensor:
+    """Σ beside a constant: it moves no further than its input."""
+    if all(cov is not None for cov in covs):
+        raise Unsupported(
+            "the larger or smaller of two noisy values is not Gaussian",
+            "take one with a constant, or add the two",
+        )
+    random = 0 if covs[0] is not None else 1
+    if shapes[random] != out_shape:
+        raise Unsupported(
+            f"the constant turns {list(shapes[random])} into {list(out_shape)}",
+            "give it a constant that is no larger than its input",
+        )
+    cov = covs[random]
+    assert cov is not None
+    return cov
 
 
 def hermite_mean(layer: HermiteActivation, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:

@@ -149,6 +149,17 @@ def copies(call: Call, cov: Tensor, settings: Settings, shape: tuple, out_shape:
     return cov.repeat(times, times)
 
 
+@rule(torch.repeat_interleave, torch.Tensor.repeat_interleave)
+def copies_in_turn(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """As copies are, each beside the one it is of."""
+    times, dim = call.get(1, "repeats"), call.get(2, "dim")
+    if dim is None:
+        raise Unsupported("it lines up the images of a batch", "give it dim, as in (2, dim=1)")
+    if not _along_channels("repeat", dim, cov, shape):
+        return cov
+    return cov.repeat_interleave(times, 0).repeat_interleave(times, 1)
+
+
 @rule(
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
     *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),

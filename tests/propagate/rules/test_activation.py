@@ -25,6 +25,7 @@ ACTIVATIONS = [
     nn.SiLU(), nn.Mish(), nn.Tanh(), nn.Sigmoid(), nn.LogSigmoid(), nn.Softplus(),
     nn.Softplus(beta=3), nn.Softsign(), nn.Softshrink(), nn.Tanhshrink(), nn.ELU(), nn.ELU(2.5),
     nn.CELU(), nn.SELU(), nn.ReLU6(), nn.Hardtanh(), nn.Hardsigmoid(), nn.Hardswish(), nn.PReLU(),
+    nn.RReLU().eval(), nn.RReLU(-3.0, 1.0).eval(),
 ]  # fmt: skip
 KINKED = (nn.Softshrink, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign)
 KINKED += (nn.ELU, nn.CELU, nn.SELU)

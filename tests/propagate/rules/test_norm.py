@@ -74,6 +74,20 @@ def test_act_norm_starts_from_data_and_scales() -> None:
     assert relative(act_norm(layer, cov, PAPER, mean=None), expected) < 1e-10
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
+def test_act_norm_does_not_start_from_one_value_a_channel(shape: tuple[int, ...]) -> None:
+    """Its scale became 1000, and the next image came out a thousand times too large."""
+    layer, x = ActNorm(3), torch.rand(shape)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(3, 2))
+    for run in (layer, Propagator(model, 0.5, shape[1:])):
+        with pytest.raises(InvalidInput, match=r"one value a channel here.*two images or more"):
+            run(x)
+    assert not layer.initialized
+    torch.testing.assert_close(layer.eval()(x), x)
+    layer.train()(torch.cat([x, x + 1]))
+    torch.testing.assert_close(layer.log_scale.exp(), torch.full((3,), 2.0), rtol=1e-4, atol=0)
+
+
 def test_loaded_act_norm_is_not_initialised_again() -> None:
     first, second = ActNorm(2), ActNorm(2)
     first(torch.randn(8, 2, 3, 3) + 4)
