@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Python compiles what is imported; to compile all of every package takes a minute longer.
+PIP    := --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test lint format unit wheel clean
 
@@ -10,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "covprop needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(PIP) --editable '.[dev]'
 	touch $@
 
 demo: $(READY)
@@ -35,7 +37,7 @@ wheel: $(READY)
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel/*.whl
+	build/wheel/venv/bin/python -m pip install $(PIP) build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../tests/wheel_smoke.py
 	rm -rf build/wheel
 

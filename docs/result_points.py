@@ -7,6 +7,7 @@ import re
 import statistics
 import tomllib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,7 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
     there with these alone. With `also`, a run that was certified in several ways, or on more
     images, is there once for each of them.
     """
-    folder = results / wave
-    expected = len(list(folder.glob("*/certify_*.tsv")))
-    if not expected:
-        return []
-    certifications, warnings = read([folder])
-    if len(certifications) != expected:  # one that is left out would be missed by nobody
-        raise CovpropError(" ".join(warnings))
-    few = min((set(c.rows.idx) for c in certifications if is_main(c)), key=len, default=set())
-    more = [c for c in certifications if is_main(c) and few < set(c.rows.idx)]
-    every = [*certifications, *(on_images(few, c) for c in more)]
-    _, summaries = summarize(sorted(every, key=lambda c: c.path))
+    few, summaries = summarized(results / wave)
     timing = alone_seconds(results, wave)
     found = []
     for group in by_recipe(summaries):
@@ -137,6 +128,22 @@ def points(results: Path, wave: str, also: bool = False) -> list[Point]:
             beside = tuple(sorted({int(run["side_by_side"]) for run in runs}))
             found.append(Point(group, facts, beside, timing.get(base_name(facts["name"]))))
     return found
+
+
+@cache
+def summarized(folder: Path) -> tuple[set[int], list[Summary]]:
+    """The fewest images that a run of a wave was certified on, and all of its logs; read once."""
+    expected = len(list(folder.glob("*/certify_*.tsv")))
+    if not expected:
+        return set(), []
+    certifications, warnings = read([folder])
+    if len(certifications) != expected:  # one that is left out would be missed by nobody
+        raise CovpropError(" ".join(warnings))
+    few = min((set(c.rows.idx) for c in certifications if is_main(c)), key=len, default=set())
+    more = [c for c in certifications if is_main(c) and few < set(c.rows.idx)]
+    every = [*certifications, *(on_images(few, c) for c in more)]
+    _, summaries = summarize(sorted(every, key=lambda c: c.path))
+    return few, summaries
 
 
 def is_main(certification: Certification) -> bool:

@@ -80,9 +80,10 @@ def test_truth_compares_on_the_same_images(make: ModuleType, tmp_path: Path) -> 
 
 def test_wrong_guesses_that_were_not_bounded(make: ModuleType, tmp_path: Path) -> None:
     """They change no number of the table but N, and are no certified radii of 0."""
+    add_run(tmp_path / "bounded", "a", 0)
+    (full,) = lines(make.table("bounded"), "a`")
     log = add_run(tmp_path / "wave", "a", 0)
     add_estimates(log, {"shared": {r["idx"]: 2 * r["radius"] + 1 for r in draw_rows(1, 0.25)}})
-    (full,) = lines(make.table("wave"), "a`")
     rows = skip_wrong(log)
     text = make.table("wave")
     (short,) = lines(text, "a`")
