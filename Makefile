@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Python compiles what is imported; to compile all of every package takes a minute longer.
-PIP    := --quiet --no-compile --constraint constraints.txt
+PIP    := --quiet --constraint constraints.txt
 
 .PHONY: demo test lint format unit wheel clean
 
