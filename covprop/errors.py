@@ -57,3 +57,13 @@ def gpu_failed(error: BaseException) -> bool:
         True
     """
     return isinstance(error, RuntimeError) and str(error).startswith("CUDA error: ")
+
+
+def machine_failed(error: BaseException) -> bool:
+    """Whether an error tells of the machine, and so nothing of the network or images given.
+
+    Example:
+        >>> machine_failed(MemoryError()), machine_failed(RuntimeError("shapes cannot be added"))
+        (True, False)
+    """
+    return out_of_memory(error) or gpu_failed(error)

@@ -25,7 +25,7 @@ from covprop.certify.given import (
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.company import beside, check_company, check_norms
-from covprop.errors import InvalidInput, first_line, out_of_memory
+from covprop.errors import InvalidInput, first_line, machine_failed
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
@@ -245,7 +245,7 @@ class Sampler:
         try:
             return self._logits(sample)
         except (RuntimeError, TypeError) as error:
-            if out_of_memory(error):
+            if machine_failed(error):
                 raise
             raise InvalidInput(
                 f"the model fails on images of shape {list(sample.shape[1:])}: {first_line(error)}"

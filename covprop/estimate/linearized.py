@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from covprop.errors import InvalidInput, first_line, gpu_failed, out_of_memory
+from covprop.errors import InvalidInput, first_line, machine_failed
 from covprop.estimate.pullback import Pullback
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
@@ -62,7 +62,7 @@ def slope_of(
     try:
         return pullback(gap, at, create_graph)
     except RuntimeError as error:
-        if out_of_memory(error) or gpu_failed(error):
+        if machine_failed(error):
             raise
         raise InvalidInput(
             f"the logits of {type(model).__name__} cannot be differentiated by the image, which "

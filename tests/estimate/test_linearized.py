@@ -209,3 +209,14 @@ def test_what_is_cut_off_has_no_noise_as_the_docstring_says() -> None:
     x = torch.rand(2, 1, 3, 3)
     half, full = (margin(net, x, 0.5).radius for net in (model, whole))
     torch.testing.assert_close(half, 2 * full)
+
+
+@pytest.mark.parametrize("said", ["CUDA error: unspecified launch failure", "CUDA out of memory."])
+@pytest.mark.parametrize("estimator", ["linearized", "sampled"])
+def test_a_machine_that_failed_is_no_fault_of_the_network(said: str, estimator: str) -> None:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError(said)
+
+    with pytest.raises(RuntimeError, match=said):
+        margin(Failing(), torch.rand(2, 1, 2, 2), sigma=0.25, estimator=estimator)
