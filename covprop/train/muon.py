@@ -7,13 +7,19 @@ learns the strongest first.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from covprop.kernels import HAVE_TRITON
+
+if TYPE_CHECKING:
+    from covprop.kernels.triton_muon import Banks
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the published a s + b s³ + c s⁵, which brings singular values near 1 in five rounds."""
@@ -31,8 +37,9 @@ class Muon(Optimizer):
     itself for all else. Steps of filter banks thus have one size whatever the loss is scaled by,
     and their weight decay, which no gradient outweighs, is about a hundred times that of SGD.
 
-    One filter bank after the other would cost a GPU many small kernels; those of one shape take
-    their steps together.
+    One filter bank after the other would cost a GPU many small kernels. Those of one shape take
+    their steps together, and where there is Triton all of them do (`covprop.kernels.triton_muon`;
+    not with COVPROP_FUSED=0).
 
     Example:
         >>> w = torch.nn.Parameter(torch.zeros(2, 4, 3, 3))
@@ -57,32 +64,61 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
-        for group in self.param_groups:
+        for place, group in enumerate(self.param_groups):
             weights = [p for p in group["params"] if p.grad is not None]
-            if not weights:
-                continue
-            gradients = [p.grad for p in weights]
-            momenta = [self._momentum(p) for p in weights]
-            torch._foreach_mul_(momenta, group["momentum"])
-            torch._foreach_add_(momenta, gradients)
-            if group["nesterov"]:
-                steps = list(torch._foreach_add(gradients, momenta, alpha=group["momentum"]))
-            else:
-                steps = [v.clone() for v in momenta]
-            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for step in steps:
-                if step.ndim > 2:
-                    alike[step.shape].append(step)
-            for banks in alike.values():
-                _orthogonalise(banks)
-            torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
-            torch._foreach_mul_(steps, group["lr"])
-            torch._foreach_sub_(weights, steps)
+            together = [p for p in weights if _fused(p)]
+            if together:
+                self._step_together(place, group, together)
+                weights = [p for p in weights if not _fused(p)]
+            if weights:
+                self._step(group, weights)
+
+    def _step_together(self, place: int, group: dict[str, Any], weights: list[Tensor]) -> None:
+        """Filter banks, by kernels that take all of them at once."""
+        from covprop.kernels.triton_muon import Banks, laid_as
+
+        spaces: dict[int, Banks] = self.__dict__.setdefault("_spaces", {})
+        space = spaces.get(place)
+        if space is None or not space.fits(weights):
+            space = spaces[place] = Banks(weights)
+        options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
+        momenta = [laid_as(p, self._momentum(p)) for p in weights]
+        for p, v in zip(weights, momenta, strict=True):  # a checkpoint may have it laid otherwise
+            self.state[p]["momentum_buffer"] = v
+        space.step(weights, momenta, **options, coefficients=COEFFICIENTS, rounds=ROUNDS)
+
+    def _step(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        gradients = [p.grad for p in weights if p.grad is not None]
+        momenta = [self._momentum(p) for p in weights]
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, gradients)
+        if group["nesterov"]:
+            steps = list(torch._foreach_add(gradients, momenta, alpha=group["momentum"]))
+        else:
+            steps = [v.clone() for v in momenta]
+        alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for step in steps:
+            if step.ndim > 2:
+                alike[step.shape].append(step)
+        for banks in alike.values():
+            _orthogonalise(banks)
+        torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
+        torch._foreach_mul_(steps, group["lr"])
+        torch._foreach_sub_(weights, steps)
 
     def _momentum(self, p: Tensor) -> Tensor:
         if not self.state[p]:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return self.state[p]["momentum_buffer"]
+
+
+def _fused(weight: Tensor) -> bool:
+    """Whether Triton moves it."""
+    if not weight.is_cuda or not HAVE_TRITON or os.environ.get("COVPROP_FUSED") == "0":
+        return False
+    from covprop.kernels.triton_muon import takes
+
+    return takes(weight)
 
 
 def _orthogonalise(banks: list[Tensor]) -> None:
