@@ -118,13 +118,93 @@ def test_what_has_no_gradient_stays() -> None:
     assert one not in mine.state
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_it_is_the_same() -> None:
+LARGE = [(300, 140, 3, 3), (512, 256, 1, 1), (64, 3, 3, 3), (130, 60, 3, 3), (20, 300, 2)]
+"""Banks of several tiles, wide and tall, none a whole number of them."""
+
+
+def twins(shapes: list[tuple[int, ...]], last: bool) -> tuple[list[nn.Parameter], ...]:
+    """The same filter banks on the CPU and on the GPU."""
     torch.manual_seed(0)
-    here = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    there = [nn.Parameter(bank.detach().cuda()) for bank in here]
+    here = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for bank in here:
+        if last and bank.ndim == 4:
+            bank.data = bank.data.contiguous(memory_format=torch.channels_last)
+    return here, [nn.Parameter(bank.detach().cuda()) for bank in here]
+
+
+def far_apart(here: list[nn.Parameter], there: list[nn.Parameter], before: list[Tensor]) -> float:
+    """The largest difference, as a share of the way gone."""
+    return max(
+        float((b.detach().cpu() - a.detach()).norm() / (a.detach() - start).norm())
+        for a, b, start in zip(here, there, before, strict=True)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", ["0", "1"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
+@pytest.mark.parametrize("shapes", [SHAPES, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_on_a_gpu_it_is_the_same(
+    shapes: list[tuple[int, ...]],
+    last: bool,
+    fused: str,
+    nesterov: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COVPROP_FUSED", fused)
+    here, there = twins(shapes, last)
     before = [bank.detach().clone() for bank in here]
-    one, two = Muon(here, 0.1), Muon(there, torch.tensor(0.1, device="cuda"))
+    one = Muon(here, 0.1, 0.8, nesterov=nesterov, weight_decay=0.05)
+    lr = torch.tensor(0.1, device="cuda")
+    two = Muon(there, lr, 0.8, nesterov=nesterov, weight_decay=0.05)
     take_steps((one, here), (two, there))
-    for a, b, start in zip(here, there, before, strict=True):
-        assert (b.cpu() - a).norm() < 0.03 * (a - start).norm()
+    assert far_apart(here, there, before) < 0.03
+    for a, b in zip(here, there, strict=True):
+        momenta = (opt.state[w]["momentum_buffer"].cpu() for opt, w in ((one, a), (two, b)))
+        torch.testing.assert_close(*momenta)
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_gradient_only_decays() -> None:
+    weight = nn.Parameter(torch.full((200, 20, 3, 3), 4.0, device="cuda"))
+    mine = Muon([weight], 0.5, weight_decay=0.25)
+    weight.grad = torch.zeros_like(weight)
+    mine.step()
+    assert weight.eq(4 * (1 - 0.5 * 0.25)).all()
+
+
+@pytest.mark.gpu
+def test_momentum_that_lies_otherwise_is_gone_on_with() -> None:
+    """As from a checkpoint of another memory format."""
+    here, there = twins(LARGE, last=True)
+    before = [bank.detach().clone() for bank in here]
+    one, two = Muon(here, 0.1), Muon(there, 0.1)
+    take_steps((one, here), (two, there))
+    for bank in there:
+        state = two.state[bank]
+        state["momentum_buffer"] = state["momentum_buffer"].contiguous()
+    take_steps((one, here), (two, there))
+    assert far_apart(here, there, before) < 0.03
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_is_the_same() -> None:
+    here, there = twins(LARGE, last=True)
+    before = [bank.detach().clone() for bank in here]
+    lr = torch.tensor(0.1, device="cuda")
+    one, two = Muon(here, 0.1), Muon(there, lr)
+    take_steps((one, here), (two, there))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        two.step()
+    for step in range(4):
+        for a, b in zip(here, there, strict=True):
+            a.grad = torch.randn_like(a)
+            assert b.grad is not None
+            b.grad.copy_(a.grad)
+        one.param_groups[0]["lr"] = 0.1 / (1 + step)
+        lr.fill_(0.1 / (1 + step))
+        one.step()
+        graph.replay()
+    assert far_apart(here, there, before) < 0.03
