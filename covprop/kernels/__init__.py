@@ -4,7 +4,7 @@
 CPU, `triton_relu.py` the fused kernels for CUDA, and `half.py` what training in half precision on
 a GPU takes: quick formulas good to rounding, and a backward pass from the output alone. Under
 torch.compile the reference is taken, since the compiler fuses it with its neighbours; set
-`COVPROP_FUSED=0` to take it everywhere.
+`COVPROP_FUSED=0` to take it everywhere. `triton_muon.py` is another matter: Muon's step for CUDA.
 """
 
 from __future__ import annotations
