@@ -61,12 +61,13 @@ def test_a_run_on_more_images_has_a_row_on_those_of_all_as_well(
 
 
 def test_changes_are_those_that_the_wave_makes_now(make: ModuleType, tmp_path: Path) -> None:
-    """MNIST's wave sets λ since the recipe has another; a job it does not have stays as it ran."""
+    """MNIST's wave sets λ and rate since the recipe has others; a job it does not have stays as it ran."""
     for job in ("consistency", "gone"):
         add_run(tmp_path / "mnist-0.25", job, 0, recipe="mnist/minutes/consistency-0.25")
     rows = lines(make.table("mnist-0.25"), "")
     names = {row[0] for row in rows}
-    assert names == {"`consistency` (`method.weight=10.0`)", "`gone` (`train.lr=0.2`)"}
+    shown = "`consistency` (`method.weight=10.0`, `train.lr=0.02`)"
+    assert names == {shown, "`gone` (`train.lr=0.2`)"}
 
 
 def test_a_length_in_a_name_is_no_other_job(make: ModuleType, tmp_path: Path) -> None:
