@@ -61,7 +61,7 @@ def test_a_run_on_more_images_has_a_row_on_those_of_all_as_well(
 
 
 def test_changes_are_those_that_the_wave_makes_now(make: ModuleType, tmp_path: Path) -> None:
-    """MNIST's wave sets λ and rate, as the recipe has others now; a job it lacks stays as it ran."""
+    """MNIST's wave sets λ and rate: the recipe has others now. A job it lacks stays as it ran."""
     for job in ("consistency", "gone"):
         add_run(tmp_path / "mnist-0.25", job, 0, recipe="mnist/minutes/consistency-0.25")
     rows = lines(make.table("mnist-0.25"), "")
