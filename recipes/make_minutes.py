@@ -136,8 +136,8 @@ def macer_steps(data: str) -> list[int]:
 
 
 def left_out(data: str, name: str) -> bool:
-    """`reach` is for MNIST, since on CIFAR-10 it gained nothing (results/tried.md); the others gain
-    nothing there by Muon (docs/results.md)."""
+    """`reach` is for MNIST, since on CIFAR-10 it gained nothing (results/tried.md); Consistency
+    gains nothing by Muon on MNIST, and `late` was not tried with it there (docs/results.md)."""
     if data == "mnist":
         return name in (f"late{MUON}", f"consistency{MUON}")
     return name.startswith("reach")
