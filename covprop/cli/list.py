@@ -14,7 +14,7 @@ from covprop.errors import InvalidInput
 BEGIN = (
     "Where to begin: digits/... for a first try; DATA/minutes/late-... is the best measured "
     "recipe for its cost, on CIFAR-10 cifar10/minutes/late-muon-... --epochs 26, "
-    "on MNIST mnist/minutes/reach-..."
+    "on MNIST mnist/minutes/reach-muon-... --epochs 32"
 )
 
 
