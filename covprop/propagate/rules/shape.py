@@ -49,7 +49,8 @@ def permute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor
     """Σ: pixels change places, channels must not."""
     ndim = len(shape) + 1
     order = list(range(ndim))
-    given = call.args[1:] or tuple(call.kwargs.values())
+    named = (value for name, value in call.kwargs.items() if name != "input")
+    given = (*call.args[1:], *named)
     dims = [d % ndim for d in (given[0] if isinstance(given[0], list | tuple) else given)]
     if call.function in (torch.transpose, torch.Tensor.transpose):
         order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
