@@ -20,6 +20,12 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def _look_again(module: nn.Module, incompatible: object) -> None:
+    """What was loaded says by itself whether it is initialized."""
+    assert isinstance(module, ActNorm)
+    module._pending = True
+
+
 class ActNorm(nn.Module):
     """Channel-wise affine map (x + shift)·exp(log_scale), started from data.
 
@@ -36,6 +42,7 @@ class ActNorm(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("initialized", torch.tensor(False))
         self._pending = True  # host-side copy, so that a step need not read the device
+        self.register_load_state_dict_post_hook(_look_again)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:

@@ -22,9 +22,10 @@ from covprop.bench.layers import count_flops, no_grad
 from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.certify import SampleWarning
 from covprop.certify import certify as ours
-from covprop.certify.bounds import Question, best_lower, certified_radius, looks
+from covprop.certify.bounds import Question, certified_radius, looks, most_lower
 from covprop.certify.each import Certifying, opened
 from covprop.certify.engine import Engine
+from covprop.certify.noise import block_size
 from covprop.certify.queue import run
 from covprop.certify.sample import Way
 
@@ -61,7 +62,8 @@ class Task:
     def questions(self) -> dict[str, Question]:
         """The sequential ways: the radius to within σ/5 and 2σ/5, or which radii it reaches."""
         unit = self.sigma
-        largest = float(certified_radius(best_lower(1.0, self.n, self.alpha), unit))
+        plan = looks(self.n, self.alpha, sequential=True, step=block_size(tuple(self.x.shape[1:])))
+        largest = float(certified_radius(most_lower(plan), unit))
         radii = [(2 * unit,), (unit, 2 * unit, 3 * unit)]
         within = [tuple(radius for radius in some if radius <= largest) for some in radii]
         asked = [Question(delta=0.2 * unit), Question(delta=0.4 * unit)]

@@ -141,6 +141,15 @@ def looks(n: int, alpha: float, *, sequential: bool, step: int = 1) -> Looks:
     return Looks((*sizes, n), (*[early] * len(sizes), alpha - early * len(sizes)))
 
 
+def most_lower(plan: Looks, *, soft: bool = False) -> float:
+    """The largest lower bound that any look can give: that of samples which all agree.
+
+    Looks share α, so that it is less than one look at as many samples gives.
+    """
+    spent = zip(plan.sizes, plan.alphas, strict=True)
+    return max(float(best_lower(1.0, size, alpha, soft=soft)) for size, alpha in spent)
+
+
 @dataclass(frozen=True)
 class Question:
     """What a sequential certificate must answer before it may stop.

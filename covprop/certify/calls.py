@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covprop.certify.bounds import Question, best_lower, certified_radius
+from covprop.certify.bounds import Question, certified_radius, looks, most_lower
 from covprop.certify.given import device_of, dtype_of
 from covprop.certify.noise import block_size
 from covprop.certify.sample import Way, blocks_a_pass
@@ -61,8 +61,12 @@ def check_options(
     soft: bool = False,
     delta: float | None = None,
     at_least: float | Sequence[float] | None = None,
+    step: int = 1,
 ) -> Question | None:
-    """Refuse what cannot be meant; the question that a sequential certificate answers, if any."""
+    """Refuse what cannot be meant; the question that a sequential certificate answers, if any.
+
+    `step` is how many samples come at a time, on which it depends when counts are looked at.
+    """
     check_sigma(sigma)
     if isinstance(alpha, str) or not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
@@ -78,11 +82,13 @@ def check_options(
     asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
     if at_least is not None and not len(asked):
         raise InvalidInput("at_least names no radius; leave it out, or give one or several")
-    largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
+    plan = looks(n, alpha, sequential=True, step=step)
+    largest = float(certified_radius(most_lower(plan, soft=soft), sigma))
     for radius in asked:
         if radius > largest:
+            times = f"{len(plan.sizes)} time{'s' * (len(plan.sizes) > 1)}"
             raise InvalidInput(
-                f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
-                f"{radius:g} is out of reach; take more samples"
+                f"n = {n} samples, looked at {times}, certify a radius of {largest:.4g} at most, "
+                f"so at_least = {radius:g} is out of reach; take more samples"
             )
     return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))

@@ -128,13 +128,15 @@ def certify(
     (0, 1.23)
     """
     sigma = check_sigma(sigma)
-    question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
-    if message := sample_warning(n, alpha, sigma, soft=soft):
-        warnings.warn(message, SampleWarning, stacklevel=2)
     check_images(x, value_range)
     images = x if x.ndim == 4 else x[None]
-    names = as_index(index, len(images))
     step = block_size(tuple(images.shape[1:]))
+    question = check_options(
+        sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least, step=step
+    )
+    if message := sample_warning(n, alpha, sigma, soft=soft):
+        warnings.warn(message, SampleWarning, stacklevel=2)
+    names = as_index(index, len(images))
     plan = looks(n, alpha, sequential=question is not None, step=step)
     right = check_labels(labels, len(images), num_classes) if skip_wrong else None
     way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)

@@ -60,18 +60,20 @@ def certify_each(
     [([0], [0]), ([1], [0]), ([2], [0])]
     """
     sigma = check_sigma(sigma)
-    question = check_options(sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least)
+    source, x = _peek(images)
+    step = 1 if x is None else block_size(tuple(x.shape))
+    question = check_options(
+        sigma, n0, n, alpha, soft=soft, delta=delta, at_least=at_least, step=step
+    )
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
     right = check_labels(labels, count, more.get("num_classes")) if skip_wrong else None
-    source, x = _peek(images)
     if x is None:
         return
     way = Way(sigma, soft=soft, **more)
     plan = partial(looks, n, alpha, sequential=question is not None)
     if on_fast_path(model, x, way, fast, count * n):
-        whole = plan(step=block_size(tuple(x.shape)))
-        yield from certify_queue(model, source, n0, whole, question, way, count, right)
+        yield from certify_queue(model, source, n0, plan(step=step), question, way, count, right)
         return
     for place, sampler in enumerate(in_turn(model, source, way)):
         own = None if right is None else [right[place]]

@@ -90,6 +90,7 @@ def certify(
 
     from covprop.certify import SampleWarning, certify_each
     from covprop.certify.calls import check_options
+    from covprop.certify.noise import block_size
     from covprop.certify.rows import Row
     from covprop.cli.filling import fill_log
     from covprop.cli.subject import open_subject
@@ -101,7 +102,8 @@ def certify(
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     level = subject.choose_sigma(sigma)
     where = choose_device(device)
-    check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii)
+    step = block_size(subject.image_shape)
+    check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii, step=step)
     _check_samples(n, alpha, level, soft=soft)
     images = subject.load_images(split, data)
     positions = subject.choose_positions(images, skip, most)

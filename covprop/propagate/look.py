@@ -16,7 +16,7 @@ from covprop.mode import called_with
 from covprop.propagate.faults import Fault, explain
 from covprop.propagate.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
-from covprop.propagate.registry import Unsupported, describe, find, has_rule
+from covprop.propagate.registry import Unsupported, describe, find, has_rule, option
 from covprop.propagate.settings import Settings
 
 NOT_REAL = (
@@ -227,6 +227,22 @@ def batch_dependent(steps: list[Step], seen: Look) -> list[Fault]:
             remedy = "take a number there that is the same for every batch"
             faults.append(Fault(step.name, describe(step.operation), step.where, why, remedy))
     return faults
+
+
+def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
+    """Steps of a network in evaluation that yet normalise an image by the others in its batch."""
+    return [
+        Fault(
+            *(step.name, describe(step.operation), step.where),
+            "it takes the statistics of the batch in evaluation too, so an image's logits depend "
+            "on the others",
+            "write training=self.training",
+        )
+        for step in steps
+        if step.operation is nn.functional.batch_norm
+        and not seen.model.training
+        and option(step.layer(seen.values), 5, "training", False)
+    ]
 
 
 def _same_memory(a: Any, b: Any) -> bool:

@@ -212,6 +212,10 @@ class Propagator(nn.Module):
         finally:
             self._frozen = before
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: one that is made within `frozen` would never thaw."""
+        return {**self.__dict__, "_frozen": None}
+
     @torch.no_grad()
     def measure_r_max(self, x: Tensor, samples: int = 16) -> dict[str, float]:
         """Measure r_max of every convolution and pool from noisy samples of a few images: the

@@ -15,7 +15,7 @@ from covprop.errors import UnsupportedModel, first_line
 from covprop.propagate.faults import source_line, unsupported
 from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
 from covprop.propagate.links import links_of
-from covprop.propagate.look import batch_dependent, hidden_writes, look
+from covprop.propagate.look import batch_dependent, hidden_writes, look, normed_by_the_batch
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
 from covprop.propagate.registry import has_rule
 from covprop.propagate.rules.shape import piece
@@ -274,7 +274,7 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
         replace(step, size=same_number(a, b))
         for step, a, b in zip(two.done, two.values[1:], three.values[1:], strict=True)
     ]
-    if faults := batch_dependent(done, two):
+    if faults := [*batch_dependent(done, two), *normed_by_the_batch(done, two)]:
         raise unsupported(type(model).__name__, faults)
     owners = [step.target.owner for step in done if isinstance(step.target, Attribute)]
     links = links_of(model, [*called, *owners])

@@ -62,6 +62,27 @@ def test_every_estimator_refuses_a_norm_without_statistics(estimator: str) -> No
         margin(nn.Sequential(norm, nn.Flatten(), nn.Linear(16, 3)), X, 0.25, estimator)
 
 
+class Normed(nn.Module):
+    """A batch norm as a call, whose statistics are kept but not used in evaluation either."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.norm, self.last, self.always = nn.BatchNorm2d(1), nn.Linear(16, 3), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.norm.running_mean, self.norm.running_var
+        return self.last(
+            F.batch_norm(x, mean, var, None, None, self.always or self.training, 0.1).flatten(1)
+        )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_refuses_a_call_that_always_norms_by_the_batch(estimator: str) -> None:
+    assert margin(Normed(always=False), X, 0.25, estimator).radius.shape == (3,)
+    with pytest.raises(CovpropError, match=r"on the others\b|what else is in the batch"):
+        margin(Normed(always=True), X, 0.25, estimator)
+
+
 @pytest.mark.parametrize("estimator", ["linearized", "sampled"])
 def test_a_batch_norm_is_evaluated_and_trained_as_ever(estimator: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))

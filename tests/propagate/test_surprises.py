@@ -1,5 +1,6 @@
 """Ways of writing a network that once went wrong, each kept right."""
 
+import copy
 import math
 
 import pytest
@@ -137,6 +138,16 @@ def test_frozen_may_nest() -> None:
         with torch.no_grad():
             model[1].weight.mul_(2)
         assert torch.equal(prop(x).cov, outer)
+
+
+def test_a_copy_made_while_frozen_is_not_frozen() -> None:
+    prop = Propagator(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 0.2, (1, 2, 2))
+    x = torch.zeros(1, 1, 2, 2)
+    with prop.frozen():
+        twin = copy.deepcopy(prop)
+    with torch.no_grad():
+        twin.model[1].weight.mul_(2)
+    torch.testing.assert_close(twin(x).cov, 4 * prop(x).cov)
 
 
 @pytest.mark.parametrize("estimator", ["shared", "calibrated", "linearized", "dense", "sampled"])

@@ -18,11 +18,10 @@ from covprop.kernels import moment_relu, moment_relu_beside
 from covprop.kernels.moments import (
     gelu_mean,
     hermite_coefficients,
-    leaky_relu_mean,
     quadrature_mean,
 )
 from covprop.layers import HermiteActivation, per_channel
-from covprop.propagate.channels import channel_std, expand_pixels
+from covprop.propagate.channels import channel_std, constant_in, expand_pixels
 from covprop.propagate.registry import Call, Layer, Operation, Unsupported, option, rule
 from covprop.propagate.settings import Settings
 
@@ -75,7 +74,7 @@ def random_leaky_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Setting
     if lower == upper:
         return moment_relu(mean, std, lower)
     slope = torch.empty_like(mean, dtype=std.dtype).uniform_(lower, upper)
-    return leaky_relu_mean(mean.to(std.dtype), per_channel(std, mean), slope).to(mean.dtype)
+    return leaky_mean_of(mean, std, slope)
 
 
 @rule(nn.RReLU, F.rrelu, F.rrelu_, torch.rrelu, mean=random_leaky_mean)
@@ -85,15 +84,20 @@ def random_leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
 
 
 def prelu_mean(layer: Layer, mean: Tensor, std: Tensor, settings: Settings) -> Tensor:
-    slope = per_channel(option(layer, 1, "weight"), mean).to(std.dtype)
-    return leaky_relu_mean(mean.to(std.dtype), per_channel(std, mean), slope).to(mean.dtype)
+    return leaky_mean_of(mean, std, per_channel(option(layer, 1, "weight"), mean).to(std.dtype))
+
+
+def leaky_mean_of(mean: Tensor, std: Tensor, slope: Tensor) -> Tensor:
+    """Of slopes in a tensor, which have a gradient or differ from number to number."""
+    wide = mean.to(std.dtype)
+    return (slope * wide + (1 - slope) * moment_relu(wide, std)).to(mean.dtype)
 
 
 @rule(nn.PReLU, F.prelu, mean=prelu_mean)
 def prelu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     """α²Σ, α the largest of 1 and the slopes of all channels."""
-    slope = option(layer, 1, "weight").detach().abs().clamp_min(1.0).max()
-    return cov * slope.to(cov.dtype) ** 2
+    slopes = constant_in(option(layer, 1, "weight"), cov, settings)
+    return cov * slopes.abs().clamp_min(1.0).max() ** 2
 
 
 # The largest slope of xΦ(x), at x = √2, and of its tanh approximation.

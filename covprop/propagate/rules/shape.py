@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def permute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor
     """Σ: pixels change places, channels must not."""
     ndim = len(shape) + 1
     order = list(range(ndim))
-    given = call.args[1:] or tuple(call.kwargs.values())
+    named = (value for name, value in call.kwargs.items() if name != "input")
+    given = (*call.args[1:], *named)
     dims = [d % ndim for d in (given[0] if isinstance(given[0], list | tuple) else given)]
     if call.function in (torch.transpose, torch.Tensor.transpose):
         order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
@@ -163,19 +165,32 @@ def copies_in_turn(call: Call, cov: Tensor, settings: Settings, shape: tuple) ->
 @rule(
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
     *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+)
+def pad(layer: nn.ZeroPad2d, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Padding of pixels leaves Σ; zeros added as channels carry no noise."""
+    return padded(cov, layer.padding, "constant", shape)
+
+
+@rule(
     *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
 )
-def pad(layer: nn.Module, cov: Tensor, settings: Settings) -> Tensor:
+def pad_with_copies(
+    layer: nn.ReflectionPad2d, cov: Tensor, settings: Settings, shape: tuple
+) -> Tensor:
     """Σ: no pixel that is added has more noise."""
-    return cov
+    return padded(cov, layer.padding, "copies", shape)
 
 
 @rule(F.pad)
 def functional_pad(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
-    """Padding of pixels leaves Σ; zeros added as channels carry no noise."""
-    widths = list(call.get(1, "pad"))
+    """As by a layer."""
+    return padded(cov, call.get(1, "pad"), call.get(2, "mode", "constant"), shape)
+
+
+def padded(cov: Tensor, widths: Sequence[int], mode: str, shape: tuple) -> Tensor:
+    """Σ after padding by these widths, before and after, the last dimension first."""
     spatial = 2 * (len(shape) - 1)
     before, after = (*widths[spatial : spatial + 2], 0, 0)[:2]
     if any(widths[spatial + 2 :]) or min(before, after) < 0:
@@ -184,8 +199,8 @@ def functional_pad(call: Call, cov: Tensor, settings: Settings, shape: tuple) ->
         return cov
     if cov.shape[0] != shape[0]:
         raise Unsupported("it pads a flattened image", "pad before flattening")
-    if call.get(2, "mode", "constant") != "constant":
-        raise Unsupported("it repeats channels", 'pad channels with mode="constant"')
+    if mode != "constant":
+        raise Unsupported("it repeats channels", "pad channels with zeros, or pixels")
     return F.pad(cov, (before, after, before, after))
 
 

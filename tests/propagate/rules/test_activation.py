@@ -126,6 +126,31 @@ def test_hermite_of_a_channel_without_noise_is_no_nan() -> None:
     torch.testing.assert_close(ours, torch.diag(torch.tensor([0.0, alone.item()])))
 
 
+def test_gradients_of_prelu_are_finite_at_tiny_deviations() -> None:
+    entry = find(nn.PReLU)
+    assert entry is not None
+    layer, mean = nn.PReLU(), torch.tensor([[1e3], [-1e3]], requires_grad=True)
+    for tiny in (1e-19, 1e-30):
+        std = torch.tensor([tiny], requires_grad=True)
+        entry.mean(layer, mean, std, PAPER).sum().backward()
+        torch.testing.assert_close(std.grad, torch.zeros(1))
+    torch.testing.assert_close(mean.grad, torch.tensor([[2.0], [0.5]]))
+
+
+def test_covariance_after_prelu_follows_a_slope_above_1() -> None:
+    entry = find(nn.PReLU)
+    assert entry is not None
+    layer, cov = nn.PReLU(3).double(), random_covariance(3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.5, -2.0, 1.5]))
+    entry.cov(layer, cov, PAPER).trace().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(
+        layer.weight.grad, torch.tensor([0, -4, 0]) * cov.trace(), check_dtype=False
+    )
+    assert not entry.cov(layer, cov, PAPER.but(detach_covariance=True)).requires_grad
+
+
 def test_own_activation_in_one_line() -> None:
     class Swish2(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -96,6 +96,17 @@ def test_loaded_act_norm_is_not_initialised_again() -> None:
     torch.testing.assert_close(first.shift, second.shift)
 
 
+def test_act_norm_put_back_to_its_beginning_starts_from_data_again() -> None:
+    layer, x = ActNorm(3), torch.randn(20, 3, 2, 2)
+    beginning = {name: value.clone() for name, value in layer.state_dict().items()}
+    for _ in range(2):
+        layer(x)
+    nn.Sequential(layer).load_state_dict({f"0.{name}": v for name, v in beginning.items()})
+    assert layer.pending
+    assert relative(layer(5 * x + 2).var((0, 2, 3), correction=0), torch.ones(3)) < 1e-3
+    assert not layer.pending
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_normalize_scales_the_noise(channels: int) -> None:
     layer = Normalize([0.4] * channels, [0.2 + 0.1 * c for c in range(channels)]).double()

@@ -35,6 +35,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "unflatten": lambda x: x.flatten(1).unflatten(1, (4, 2, 2)),
     "permute pixels": lambda x: x.permute(0, 1, 3, 2),
     "transpose pixels": lambda x: x.transpose(2, 3),
+    "transpose pixels by name": lambda x: torch.transpose(input=x, dim0=2, dim1=3),
+    "transpose pixels partly by name": lambda x: x.transpose(2, dim1=-1),
+    "permute pixels by name": lambda x: torch.permute(input=x, dims=(0, 1, 3, 2)),
     "channel slice": lambda x: x[:, 1:3],
     "unpacked": second_half,
     "chunk": lambda x: x.chunk(2, 1)[-1],
@@ -65,6 +68,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "unsqueeze": lambda x: x.mean((2, 3)).unsqueeze(-1),
     "pad": lambda x: F.pad(x, (1, 0, 0, 1)),
     "pad channels": lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)),
+    "pad channels by a layer": nn.ConstantPad3d((0, 0, 0, 0, 1, 2), 3.0),
     "upsample": lambda x: F.interpolate(x, scale_factor=2),
     "contiguous": lambda x: x.contiguous().clone(),
 }
@@ -123,6 +127,10 @@ class Unflatten(nn.Module):
         (lambda x: x.reshape(-1, 4), "keep the batch"),
         (lambda x: F.pad(x.flatten(1), (0, 4)), "pads a flattened image"),
         (lambda x: F.pad(x.flatten(2), (0, 0, 1, 1), mode="reflect"), "repeats channels"),
+        (nn.Sequential(nn.Flatten(), nn.ZeroPad1d((3, 1))), "pads a flattened image"),
+        (nn.Sequential(nn.Flatten(), nn.CircularPad1d((2, 2))), "pads a flattened image"),
+        (nn.Sequential(nn.Flatten(2), nn.ReplicationPad2d((0, 0, 1, 1))), "repeats channels"),
+        (nn.Sequential(nn.Flatten(2), nn.ZeroPad2d((0, 0, 1, -1))), "cuts channels"),
     ],
 )
 def test_refusals(function: Callable, reason: str) -> None:
