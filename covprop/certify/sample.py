@@ -26,7 +26,7 @@ from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.company import beside, check_company, check_norms
 from covprop.errors import InvalidInput, first_line, machine_failed
-from covprop.logits import Classifier, as_logits
+from covprop.logits import Classifier, as_logits, check_scale
 from covprop.mode import switched
 from covprop.noise import seed_of
 
@@ -238,6 +238,8 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
+        if self.soft:  # votes are the same, of logits and of their softmax
+            check_scale(logits, "the model")
         # A copy: a recorded network writes every answer to the same place.
         check_company(lambda *other: self._logits(beside(image, *other))[0].clone())
 

@@ -106,3 +106,11 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InvalidInput, match='"cuda" needs CUDA, which is not available'):
             certify(HalfSpace(), images(1), sigma=SIGMA, n=100, device="cuda")
+
+
+def test_a_soft_certificate_is_not_of_the_softmax_of_a_softmax() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 10), nn.Softmax(1))
+    with pytest.raises(InvalidInput, match="the model returns probabilities"):
+        certify(net, images(1), sigma=SIGMA, n=100, soft=True)
+    votes = [certify(model, images(2), sigma=SIGMA, n=100).count for model in (net, net[:2])]
+    assert torch.equal(*votes)
