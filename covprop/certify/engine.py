@@ -167,12 +167,9 @@ class Engine:
         if not (half and torch.version.cuda and cudnn.enabled) or cudnn.deterministic:
             return affine(self.model)
         two = self.x[:2]
-        numbers = torch.linspace(-2, 2, two.numel(), device=self.device, dtype=two.dtype)
-        return _in_dtype(
-            folded(self.given, numbers.view_as(two)),
-            self.dtype,
-            self.layout,  # as good as any
-        )
+        sample = torch.linspace(-2, 2, two.numel(), device=self.device, dtype=two.dtype)
+        # Any numbers would do.
+        return _in_dtype(folded(self.given, sample.view_as(two)), self.dtype, self.layout)
 
     def _capture(self) -> bool:
         """Make `run` a graph of the pass, if it can be one."""
