@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @contextmanager
@@ -32,6 +35,38 @@ def _switch(model: nn.Module, training: bool) -> None:
         model.train(training)
     except NotImplementedError:  # a program of torch.export has its mode in its graph
         return
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Every module's attributes as they are now, afterwards; yields what the model itself got new.
+
+    A forward that keeps its features, or makes a grid at its first call, would keep what a trace
+    put in their place.
+    """
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    made: dict[str, Any] = {}
+    try:
+        yield made
+    finally:
+        made |= {name: value for name, value in vars(model).items() if name not in before[0][1]}
+        for module, attributes in before:
+            now = vars(module)
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            for name, value in attributes.items():
+                if name not in now or now[name] is not value:
+                    now[name] = value
+
+
+def copied(model: Model) -> Model:
+    """A deep copy; features that a forward kept on a module with their graph come without it.
+
+    Torch refuses to copy these, so that a network could be copied before its first pass only.
+    """
+    kept = [value for module in model.modules() for value in vars(module).values()]
+    graphs = [value for value in kept if isinstance(value, Tensor) and value.grad_fn is not None]
+    return copy.deepcopy(model, {id(value): value.detach() for value in graphs})
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

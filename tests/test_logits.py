@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from covprop.errors import InvalidInput
-from covprop.logits import as_logits
+from covprop.logits import as_logits, check_scale
 
 
 def test_logits_pass_as_they_are() -> None:
@@ -27,3 +27,15 @@ def test_anything_else_is_one_sentence(returned: object, found: str) -> None:
         "Net must return one tensor of logits [batch, classes], but for a batch of 3 it returned "
         f"{found}; wrap it in a module that does."
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_a_softmax_is_seen_in_any_precision(dtype: torch.dtype, classes: int) -> None:
+    logits = 5 * torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
+    logits[0] = float("nan")  # belongs to no scale
+    check_scale(logits.to(dtype))
+    for fine in (logits, logits.log_softmax(1), logits.sigmoid(), logits.softmax(1)):
+        check_scale(fine.to(dtype))
+    with pytest.raises(InvalidInput, match=r"^Net returns probabilities, .* the softmax"):
+        check_scale(logits[1:].to(dtype).softmax(1), "Net")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from covprop.mode import called_with, switched, tensors_of
+from covprop.mode import attributes_kept, called_with, switched, tensors_of
 
 
 class Merging(nn.Module):
@@ -96,3 +96,14 @@ def test_they_leave_after_an_error_too() -> None:
     with pytest.raises(RuntimeError):
         called_with(model, {model.first.weight: torch.zeros(3, 3)}, torch.rand(3, 2))
     assert all(value is before[name] for name, value in tensors_of(model).items())
+
+
+def test_attributes_are_those_of_before_and_new_ones_are_told() -> None:
+    model = nn.Sequential(Merging(), nn.ReLU())
+    names = [set(vars(module)) for module in model.modules()]
+    with attributes_kept(model) as made:
+        model.new, model[0].new, model[0].merged = 1, 2, True
+        del model[1].inplace
+    assert made == {"new": 1}
+    assert [set(vars(module)) for module in model.modules()] == names
+    assert (model[0].merged, model[1].inplace) == (False, False)

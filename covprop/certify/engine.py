@@ -90,7 +90,8 @@ class Engine:
         def copies(count: int) -> Tensor:
             # `contiguous` would leave images of one channel as they are.
             shape = (count, *image_shape)
-            return torch.empty(shape, device=device, memory_format=layout).zero_()
+            made = torch.empty(shape, dtype=torch.float32, device=device, memory_format=layout)
+            return made.zero_()
 
         self.x, self.noisy = copies(slots), copies(width * block)
         self.seeds = room(slots, kind=torch.int64)
@@ -165,10 +166,10 @@ class Engine:
         cudnn = torch.backends.cudnn
         if not (half and torch.version.cuda and cudnn.enabled) or cudnn.deterministic:
             return affine(self.model)
-        numbers = torch.linspace(-2, 2, self.x[:2].numel(), device=self.device)  # as good as any
-        return _in_dtype(
-            folded(self.given, numbers.view(-1, *self.x.shape[1:])), self.dtype, self.layout
-        )
+        two = self.x[:2]
+        sample = torch.linspace(-2, 2, two.numel(), device=self.device, dtype=two.dtype)
+        # Any numbers would do.
+        return _in_dtype(folded(self.given, sample.view_as(two)), self.dtype, self.layout)
 
     def _capture(self) -> bool:
         """Make `run` a graph of the pass, if it can be one."""

@@ -26,7 +26,7 @@ from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
 from covprop.company import beside, check_company, check_norms
 from covprop.errors import InvalidInput, first_line, machine_failed
-from covprop.logits import Classifier, as_logits
+from covprop.logits import Classifier, as_logits, check_scale
 from covprop.mode import switched
 from covprop.noise import seed_of
 
@@ -129,7 +129,7 @@ class Sampler:
         # more would only leave the cache.
         self.width = blocks_a_pass(self.x.shape[1:], way.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
-        self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
+        self.noisy = self.x.new_empty(blocks * self.block, *self.x.shape[1:])
         self.evaluating = ExitStack()
 
     def __enter__(self) -> "Sampler":
@@ -219,7 +219,8 @@ class Sampler:
         Convolutions run up to twice as fast on those; a model that calls `view` on its feature maps
         cannot, and then gets ordinary ones.
         """
-        image = torch.linspace(0, 1, math.prod(self.x.shape[1:]), device=self.device)
+        pixels = math.prod(self.x.shape[1:])
+        image = torch.linspace(0, 1, pixels, device=self.device, dtype=self.x.dtype)
         image = image.view(self.x.shape[1:])
         sample = beside(image, 0.0)
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
@@ -238,6 +239,8 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
+        if self.soft:  # votes are the same, of logits and of their softmax
+            check_scale(logits, "the model")
         # A copy: a recorded network writes every answer to the same place.
         check_company(lambda *other: self._logits(beside(image, *other))[0].clone())
 

@@ -123,6 +123,8 @@ def open_subject(
     own = dataset is not None and Path(dataset).exists()
     if dataset is None or (dataset not in DATASETS and not own):
         what = f'there is no data set "{dataset}"{nearest(dataset, DATASETS)}' if dataset else ""
+        if not what and (run.parent / "config.toml").is_file():
+            raise InvalidInput(f"{run} is part of a run; give its folder, {run.parent}.")
         raise InvalidInput(
             f"{what or f'{run} does not say what it was trained on'}; "
             f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."

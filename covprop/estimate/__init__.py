@@ -49,7 +49,7 @@ def margin(
 
     The model is evaluated (dropout off, batch norm by its running statistics) and left as it was.
     One that answers an image by what else is in the batch, or by how many images are, is refused,
-    as in `certify`.
+    as in `certify`; so is one that returns probabilities for logits.
 
     Args:
         model: a classifier returning logits [b, classes].

@@ -1,7 +1,8 @@
 """Refuse a network that answers an image by what else is in the batch, or by how much.
 
-Its margin at x + noise is then none of x alone. The estimators that trace a network see that for
-themselves; those that only run it are told here.
+Its margin at x + noise is then none of x alone. Nor is the margin of probabilities one that a
+radius can be read from: it ends at 1, where its slope vanishes. The estimators that trace a network
+see that for themselves; those that only run it are told here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from covprop.company import beside, check_norms, depends_on_company
 from covprop.errors import InvalidInput
 from covprop.estimate.result import checked_logits
+from covprop.logits import check_scale
 from covprop.noise import seeded
 
 RUN_ONLY = ("linearized", "sampled")
@@ -29,18 +31,22 @@ the estimate."""
 def check_alone(model: nn.Module, x: Tensor) -> None:
     """One sentence where the logits of x[0] change with the images beside it, or their number.
 
-    Found by trial, once for a network: a pass of two images and one of three, in eval mode.
+    Found by trial, once for a network: a pass of two images and one of three, in eval mode. That
+    they are logits is seen there as well.
     """
     check_norms(model)
     now = _likeness(model, x)
     if _SEEN.get(model) == now:
         return
-    if _mixes(model, x):
+    answers: list[Tensor] = []
+    if _mixes(model, x, answers):
         raise InvalidInput(
             f"{type(model).__name__} answers an image by what else is in the batch, or by how "
             "many images are, so that no radius of it can be estimated; compute means and the like "
             "within an image, or use nn.BatchNorm2d."
         )
+    if answers:  # none of a network that takes one image at a time
+        check_scale(torch.cat(answers), type(model).__name__)
     _SEEN[model] = now
 
 
@@ -57,13 +63,15 @@ def _likeness(model: nn.Module, x: Tensor) -> int:
 
 
 @torch.no_grad()
-def _mixes(model: nn.Module, x: Tensor) -> bool:
+def _mixes(model: nn.Module, x: Tensor, answers: list[Tensor]) -> bool:
+    """Whether it does; what it returned in the trial is left in `answers`."""
     image = x[0].detach()
     scale = 1.0 + float(image.abs().max())  # on another scale than [0, 1] 1 may be next to nothing
 
     def logits(brightness: float, rows: int) -> Tensor:
         found = checked_logits(model, beside(image, brightness * scale, rows))
-        return found[0].clone()  # a recorded network writes every answer to the same place
+        answers.append(found.clone())  # a recorded network writes every answer to the same place
+        return answers[-1][0]
 
     with _uncompiled(), seeded(0, x.device):  # a network that draws leaves the caller's numbers
         try:

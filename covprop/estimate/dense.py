@@ -16,7 +16,6 @@ bend, and hardtanh 15 %, 24 % and 34 % at 4, 5 and 6, where there is next to no 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,7 @@ from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import hermite
-from covprop.mode import switched
+from covprop.mode import copied, switched
 from covprop.propagate.hooks import refuse_hooked_weights
 from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Layer
@@ -209,7 +208,7 @@ def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
 def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     """The joint covariance over all units, in float64 on the CPU, in eval mode."""
     refuse_hooked_weights(model)  # nor can they be copied
-    twin = copy.deepcopy(model).double().cpu()
+    twin = copied(model).double().cpu()
     means, covs = [], []
     with switched(twin, training=False):
         checked_logits(twin, x[:1].double().cpu())  # images go one by one

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
 from torch import nn
 
+from covprop.mode import copied
 from covprop.propagate.inputs import check_shape
 from covprop.propagate.repairs import called, repair, why_not
 from covprop.propagate.settings import PAPER
@@ -46,7 +46,7 @@ def fix(model: nn.Module, log: Callable[[str], None] = print) -> nn.Module:
         1: MaxPool2d became AvgPool2d
     """
     check_module(model)
-    mended = copy.deepcopy(model)
+    mended = copied(model)
     made: dict[nn.Module, nn.Module] = {}  # a module used twice stays one module
     for name, layer in list(mended.named_modules(remove_duplicate=False)):
         new = made.get(layer) or repair(layer)

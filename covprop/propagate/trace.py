@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
+from covprop.mode import attributes_kept
 from covprop.propagate.faults import source_line, unsupported
 from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
 from covprop.propagate.links import links_of
@@ -95,7 +96,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
     """The model's fx graph, the tensors that forward makes itself, and all modules it calls.
 
     Arguments of forward after the first take their defaults. The tensors, which fx leaves on the
-    model as attributes, are taken off again.
+    model as attributes, are taken off again, as is whatever forward keeps.
     """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(
@@ -107,7 +108,6 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
             f"{type(model).__name__} has lazy layers whose sizes are not known yet: run it on a "
             "batch of images once."
         )
-    before = set(vars(model))
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     needed = [
         p.name for p in parameters
@@ -121,7 +121,8 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     tracer = _Tracer(defaults)
     try:
-        graph = tracer.trace(model)
+        with attributes_kept(model) as made:
+            graph = tracer.trace(model)
     except Exception as error:
         first = first_line(error)
         if first.startswith("'len' is not supported"):
@@ -133,8 +134,6 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
             "depends on the data out of forward, or make the block a module with its own rule "
             "(covprop.rule)."
         ) from error
-    finally:
-        made = {name: vars(model).pop(name) for name in set(vars(model)) - before}
     return graph, made, tracer.called
 
 

@@ -86,6 +86,11 @@ def find(recipe: str) -> Path:
     name = recipe.removesuffix(".toml")
     if name in names:
         return names[name]
+    if (file / "config.toml").is_file():
+        raise InvalidInput(
+            f"{file} is a run folder; its recipe is {file / 'config.toml'}, with --out {file} to "
+            "go on with that run."
+        )
     ends = [f'"{known}"' for known in names if known.endswith(f"/{name}")]
     meant = f" (did you mean one of {', '.join(ends)}?)" if ends else nearest(name, names)
     raise InvalidInput(

@@ -16,7 +16,7 @@ from covprop import data, files, methods, models, noise
 from covprop.company import beside, check_norms, depends_on_company
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
-from covprop.logits import as_logits
+from covprop.logits import as_logits, check_scale
 from covprop.mode import switched
 from covprop.train import folder
 from covprop.train.distributed import World
@@ -165,7 +165,8 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
         return as_logits(returned, len(images), f'Model "{name}"')
 
     with switched(model, training=False):
-        found = logits(torch.zeros(1, *shape, device=device)).shape[1]
+        first = logits(torch.zeros(1, *shape, device=device))
+        found = first.shape[1]
         image = torch.full(shape, 0.5, device=device)
         mixes = certifiable and depends_on_company(lambda *other: logits(beside(image, *other))[0])
     if found != classes:
@@ -173,6 +174,7 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
             f"{classes} classes; its function may take num_classes and image_shape as parameters."
         )
+    check_scale(first, f'Model "{name}"')
     if mixes:
         raise InvalidInput(
             f'Model "{name}" answers an image by what else is in the batch, or by how many images '

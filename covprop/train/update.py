@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from covprop import noise
 from covprop.data import Batch
+from covprop.errors import InvalidInput
 from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
 from covprop.train.flat import RANDOM, FlatStep
@@ -133,7 +134,13 @@ class Update:
         # In this thread: cuBLAS keeps work space for every thread and stream, 32 MiB on an H200.
         # DDP averages gradients over processes, and shares are equal: together the global mean.
         with torch.autograd.set_multithreading_enabled(self.here.size > 1):
-            per_sample.mean().backward()
+            loss = per_sample.mean()
+            if not loss.requires_grad:
+                raise InvalidInput(
+                    "the loss depends on no parameter of the model, so nothing can be learned; "
+                    "its forward must not run under torch.no_grad or detach the logits."
+                )
+            loss.backward()
         return per_sample.detach(), losses
 
     def _losses(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:

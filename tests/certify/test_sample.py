@@ -1,5 +1,7 @@
 """How a classifier is called for its votes: where, on what, and what is left of that."""
 
+from typing import Any
+
 import pytest
 import torch
 from nets import HalfSpace
@@ -106,3 +108,27 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InvalidInput, match='"cuda" needs CUDA, which is not available'):
             certify(HalfSpace(), images(1), sigma=SIGMA, n=100, device="cuda")
+
+
+def test_a_soft_certificate_is_not_of_the_softmax_of_a_softmax() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 10), nn.Softmax(1))
+    with pytest.raises(InvalidInput, match="the model returns probabilities"):
+        certify(net, images(1), sigma=SIGMA, n=100, soft=True)
+    votes = [certify(model, images(2), sigma=SIGMA, n=100).count for model in (net, net[:2])]
+    assert torch.equal(*votes)
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize("double", [False, True])
+def test_noise_is_that_of_float32_whatever_torch_makes_by_default(
+    options: dict[str, Any], double: bool
+) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).to(torch.float64 if double else None)
+    x, given = images(4), {"sigma": SIGMA, "n": 300, **options}
+    expected = vars(certify(net, x, **given))
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = vars(certify(net, x, **given))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(found[name], expected[name]) for name in found)

@@ -182,7 +182,7 @@ def test_a_model_of_nan_is_counted_and_said(cli: Cli, run_folder: Path) -> None:
         (["{run}", "--split", "validation"], 'choose "train", "test" or "holdout"'),
         (["{run}", "--at-least", "5"], "out of reach"),
         (["{run}", "--delta", "0.1", "--at-least", "0.1"], "one of delta and at_least"),
-        (["{weights}"], "add --dataset with one of digits"),
+        (["{weights}"], "is part of a run; give its folder"),
         (["{weights}", "--dataset", "digit"], 'did you mean "digits"'),
         (["{weights}", "--dataset", "digits"], "add --arch"),
         (["{weights}", "--dataset", "digits", "--arch", "cnn9"], "at least 28×28"),
@@ -208,6 +208,8 @@ def test_a_checkpoint_file(cli: Cli, tmp_path: Path) -> None:
     net = build("lenet", num_classes=10, image_shape=(1, 8, 8))
     path = tmp_path / "net.pth"
     torch.save({"net": net.state_dict(), "epoch": 3}, path)
+    code, _, err = cli("certify", path, "--arch", "lenet")
+    assert (code, "add --dataset with one of digits" in err) == (2, True)
     words = ("certify", path, "--arch", "lenet", "--dataset", "digits", *QUICK)
     code, _, err = cli(*words)
     assert code == 2

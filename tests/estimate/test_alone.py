@@ -138,3 +138,14 @@ def test_the_batch_that_a_network_refuses_is_the_callers() -> None:
     for count in (1, 3):
         with pytest.raises(InvalidInput, match=rf"shape \[{count}, 1, 9, 9\]"):
             margin(Own(), torch.rand(count, 1, 9, 9), 0.25)
+
+
+@pytest.mark.parametrize("estimator", ["linearized", "sampled"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_probabilities_have_no_radius(estimator: str, count: int) -> None:
+    """Their margin ends at 1, where its slope vanishes: a radius of 600 for one of 0.6."""
+    model = nn.Sequential(Own(), nn.Softmax(1))
+    with pytest.raises(InvalidInput, match=r"^Sequential returns probabilities"):
+        margin(model, X[:count], 0.25, estimator)
+    model[1] = nn.LogSoftmax(1)
+    torch.testing.assert_close(margin(model, X, 0.25).radius, margin(model[0], X, 0.25).radius)

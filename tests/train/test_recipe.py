@@ -190,3 +190,9 @@ def test_a_name_without_its_data_set_is_told_them_all() -> None:
         find("late-0.50")
     names = [f'"{name}/minutes/late-0.50"' for name in ("cifar10", "mnist", "svhn")]
     assert f"({', '.join(names)}?)" in str(refused.value).replace("did you mean one of ", "")
+
+
+def test_a_run_folder_is_told_where_its_recipe_is(file: Path) -> None:
+    file.rename(file.parent / "config.toml")
+    with pytest.raises(InvalidInput, match=r"is a run folder; its recipe is .*/config\.toml, with"):
+        find(str(file.parent))

@@ -195,6 +195,9 @@ class Shared(Two):
 def unkept():
     return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), linear())
 
+def probable():
+    return nn.Sequential(linear(), nn.Softmax(1))
+
 def kept():
     return nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(), linear())
 """
@@ -215,6 +218,7 @@ def kept():
         ({"name": "Centred"}, r'Model ".*:Centred" answers an image by what else is in the batch'),
         ({"name": "CentredAfterANorm"}, "answers an image by what else is in the batch"),
         ({"name": "Shared"}, "or by how many images are, so that nothing could be certified"),
+        ({"name": "probable"}, r'Model ".*:probable" returns probabilities, .* the softmax'),
         ({"name": "unkept"}, "the batch norm 1.0 keeps no statistics, so an image's logits depend"),
     ],
 )

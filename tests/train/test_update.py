@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
+from covprop.errors import InvalidInput
 from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
 from covprop.train.optimize import optimizer
@@ -124,3 +125,11 @@ def test_the_network_runs_in_the_precision_asked_for(precision: str, dtype: torc
     assert all(
         p.grad is not None and p.grad.dtype == torch.float32 for p in update.core.parameters()
     )
+
+
+def test_a_loss_without_gradient_is_one_sentence() -> None:
+    update = made()
+    update.prepare(0, 0)
+    update.core.model.requires_grad_(False)
+    with pytest.raises(InvalidInput, match="depends on no parameter of the model"):
+        update(batch(), 0)
