@@ -24,8 +24,8 @@ from covprop.certify.given import (
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
-from covprop.company import beside, check_company, check_norms
 from covprop.errors import InvalidInput, first_line, machine_failed
+from covprop.independence import batch_with, check_independence, check_norms
 from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
@@ -214,14 +214,14 @@ class Sampler:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Learn the number of classes, whether images do without company, and go in channels last.
+        """Find the number of classes, check independence, and choose the memory layout.
 
-        Convolutions run up to twice as fast on those; a model that calls `view` on its feature maps
-        cannot, and then gets ordinary ones.
+        Convolutions run up to twice as fast on channels-last images; a model that calls `view` on
+        its feature maps cannot take them, and gets ordinary ones.
         """
         image = torch.linspace(0, 1, math.prod(self.x.shape[1:]), device=self.device)
         image = image.view(self.x.shape[1:])
-        sample = beside(image, 0.0)
+        sample = batch_with(image, 0.0)
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
@@ -238,8 +238,8 @@ class Sampler:
                 f"the model returns {logits.shape[1]} logits but num_classes is {self.num_classes}"
             )
         self.num_classes = logits.shape[1]
-        # A copy: a recorded network writes every answer to the same place.
-        check_company(lambda *other: self._logits(beside(image, *other))[0].clone())
+        # Cloned: a network that replays a CUDA graph writes every answer to the same memory.
+        check_independence(lambda *other: self._logits(batch_with(image, *other))[0].clone())
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:

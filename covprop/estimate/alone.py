@@ -1,7 +1,7 @@
-"""Refuse a network that answers an image by what else is in the batch, or by how much.
+"""Refuse a network whose logits of an image depend on the rest of the batch.
 
-Its margin at x + noise is then none of x alone. The estimators that trace a network see that for
-themselves; those that only run it are told here.
+Its margin is then not a function of x alone. The estimators that trace a network find out for
+themselves; those that only run it need this check.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from covprop.company import beside, check_norms, depends_on_company
 from covprop.errors import InvalidInput
 from covprop.estimate.result import checked_logits
+from covprop.independence import batch_with, check_norms, depends_on_batch
 from covprop.noise import seeded
 
 RUN_ONLY = ("linearized", "sampled")
-"""Estimators that never look at a network's steps."""
+"""Estimators that run a network without tracing it."""
 
-_SEEN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""Networks that were tried, as they then were: one image at a time, a trial would cost as much as
-the estimate."""
+_CHECKED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Networks that passed, with their state then: for one image the check costs as much as the
+estimate, so it is not repeated."""
 
 
 def check_alone(model: nn.Module, x: Tensor) -> None:
-    """One sentence where the logits of x[0] change with the images beside it, or their number.
+    """InvalidInput if the logits of x[0] change with the other images or their number.
 
-    Found by trial, once for a network: a pass of two images and one of three, in eval mode.
+    Tried once for each network: a pass of two images and one of three, in eval mode.
     """
     check_norms(model)
-    now = _likeness(model, x)
-    if _SEEN.get(model) == now:
+    state = _state(model, x)
+    if _CHECKED.get(model) == state:
         return
     if _mixes(model, x):
         raise InvalidInput(
@@ -41,11 +41,11 @@ def check_alone(model: nn.Module, x: Tensor) -> None:
             "many images are, so that no radius of it can be estimated; compute means and the like "
             "within an image, or use nn.BatchNorm2d."
         )
-    _SEEN[model] = now
+    _CHECKED[model] = state
 
 
-def _likeness(model: nn.Module, x: Tensor) -> int:
-    """A number that changes with the layers, their plain options and the shape of an image."""
+def _state(model: nn.Module, x: Tensor) -> int:
+    """A hash of the layers, their plain options and the shape of an image."""
     plain = (bool, int, float, str, type(None))
     parts = [
         (id(module), id(vars(module).get("forward")), name, value)
@@ -59,21 +59,21 @@ def _likeness(model: nn.Module, x: Tensor) -> int:
 @torch.no_grad()
 def _mixes(model: nn.Module, x: Tensor) -> bool:
     image = x[0].detach()
-    scale = 1.0 + float(image.abs().max())  # on another scale than [0, 1] 1 may be next to nothing
+    scale = 1.0 + float(image.abs().max())  # pixels need not lie in [0, 1]
 
     def logits(brightness: float, rows: int) -> Tensor:
-        found = checked_logits(model, beside(image, brightness * scale, rows))
-        return found[0].clone()  # a recorded network writes every answer to the same place
+        found = checked_logits(model, batch_with(image, brightness * scale, rows))
+        return found[0].clone()  # a replayed CUDA graph writes every answer to the same memory
 
-    with _uncompiled(), seeded(0, x.device):  # a network that draws leaves the caller's numbers
+    with _uncompiled(), seeded(0, x.device):  # random layers must not move the caller's generator
         try:
-            return depends_on_company(logits)
-        except InvalidInput:  # perhaps it takes batches of one size alone, as an exported one does
-            return len(x) > 1 and depends_on_company(logits, rows=(len(x), len(x)))
+            return depends_on_batch(logits)
+        except InvalidInput:  # an exported network may take batches of one size only
+            return len(x) > 1 and depends_on_batch(logits, rows=(len(x), len(x)))
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Batches of another size would have torch.compile at work again, and for longer than this."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to import it takes a second
+    """Run compiled networks uncompiled: for other batch sizes torch.compile would compile anew."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import takes a second
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

@@ -13,9 +13,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from covprop import data, files, methods, models, noise
-from covprop.company import beside, check_norms, depends_on_company
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
+from covprop.independence import batch_with, check_norms, depends_on_batch
 from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.train import folder
@@ -167,7 +167,9 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     with switched(model, training=False):
         found = logits(torch.zeros(1, *shape, device=device)).shape[1]
         image = torch.full(shape, 0.5, device=device)
-        mixes = certifiable and depends_on_company(lambda *other: logits(beside(image, *other))[0])
+        mixes = certifiable and depends_on_batch(
+            lambda *other: logits(batch_with(image, *other))[0]
+        )
     if found != classes:
         raise InvalidInput(
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '
