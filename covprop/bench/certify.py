@@ -23,8 +23,8 @@ from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.certify import SampleWarning
 from covprop.certify import certify as ours
 from covprop.certify.bounds import Question, best_lower, certified_radius, looks
-from covprop.certify.each import Certifying, opened
 from covprop.certify.engine import Engine
+from covprop.certify.fast import Certifying, opened
 from covprop.certify.queue import run
 from covprop.certify.sample import Way
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.count import add_outcomes
-from covprop.certify.given import (
+from covprop.certify.inputs import (
     as_index,
     check_classifier,
     check_images,

@@ -7,7 +7,8 @@ fresh ones, and certify the ℓ2 radius σ Φ⁻¹(p_A) or abstain.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +26,14 @@ from covprop.certify.bounds import (
     run_looks,
     sample_warning,
 )
-from covprop.certify.calls import check_options, first, in_order, on_fast_path
-from covprop.certify.each import Certifying, Predicting, Source, settle, stack
-from covprop.certify.given import as_index, check_images, check_label_range, check_labels
+from covprop.certify.fast import Certifying, Predicting, Source, on_fast_path, settle, stack
+from covprop.certify.inputs import (
+    as_index,
+    check_images,
+    check_label_range,
+    check_labels,
+    check_options,
+)
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.sample import Sampler, Way
 from covprop.logits import Classifier
@@ -65,6 +71,9 @@ class Prediction:
     runner_up: Tensor
     n: Tensor
     nan: Tensor
+
+
+Answer = TypeVar("Answer", Certificate, Prediction)
 
 
 class SampleWarning(UserWarning):
@@ -268,3 +277,16 @@ def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
         n=torch.full((len(counts),), n),
         nan=torch.from_numpy(counts[:, -1].copy()),
     )
+
+
+def in_order(parts: list[tuple[list[int], Answer]]) -> Answer:
+    """Answers put together, in the order of the places they come with."""
+    order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+    names = [field.name for field in fields(parts[0][1])]
+    whole = {name: torch.cat([getattr(part, name) for _, part in parts]) for name in names}
+    return replace(parts[0][1], **{name: value[order] for name, value in whole.items()})
+
+
+def first(answer: Answer) -> Answer:
+    """The answer for one image alone."""
+    return replace(answer, **{f.name: getattr(answer, f.name)[0] for f in fields(answer)})

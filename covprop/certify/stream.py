@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from covprop.certify.bounds import looks, sample_warning
-from covprop.certify.calls import check_options, on_fast_path
-from covprop.certify.each import Source
-from covprop.certify.given import check_labels
+from covprop.certify.fast import Source, on_fast_path
+from covprop.certify.inputs import check_labels, check_options
 from covprop.certify.noise import block_size
 from covprop.certify.sample import Way, in_turn
 from covprop.certify.smooth import (

@@ -89,7 +89,7 @@ def certify(
     import torch
 
     from covprop.certify import SampleWarning, certify_each
-    from covprop.certify.calls import check_options
+    from covprop.certify.inputs import check_options
     from covprop.certify.rows import Row
     from covprop.cli.filling import fill_log
     from covprop.cli.subject import open_subject

@@ -60,7 +60,7 @@ def predict(
 
     from covprop.certify import predict as vote
     from covprop.certify import predict_each
-    from covprop.certify.calls import check_options
+    from covprop.certify.inputs import check_options
     from covprop.certify.rows import PredictRow
     from covprop.cli.filling import fill_log
     from covprop.cli.subject import open_subject

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.certify.bounds import sample_warning
-from covprop.certify.calls import check_options
+from covprop.certify.inputs import check_options
 from covprop.certify.noise import block_size
 from covprop.certify.smooth import Certificate, certify
 from covprop.errors import CovpropError, InvalidInput

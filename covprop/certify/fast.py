@@ -1,4 +1,7 @@
-"""Images settled one by one from a queue: the two procedures, and the engine that serves them."""
+"""The fast path: images from a queue, through passes of one shape that a GPU replays.
+
+`certify` and `predict` are two procedures here, which say of each image what to draw next.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,27 @@ from torch import Tensor
 
 from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
-from covprop.certify.given import check_images, check_label_range
-from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
+from covprop.certify.inputs import check_images, check_label_range, device_of, dtype_of
+from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
-from covprop.certify.sample import Sampler, Tallies, Way
+from covprop.certify.sample import Sampler, Tallies, Way, blocks_a_pass
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 
 Source = Iterable[tuple[int, Tensor]]
 CHECKED = 64  # images that are checked together
+RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
+
+
+def on_fast_path(model: Classifier, x: Tensor, way: Way, fast: bool | None, samples: int) -> bool:
+    """Whether passes are recorded and replayed: as told, else on a GPU where that pays."""
+    if dtype_of(model) not in (torch.float32, way.dtype):  # such a pass casts to `dtype` only
+        return False
+    if fast is not None:
+        return fast
+    shape = tuple(x.shape[-3:])
+    passes = samples / (blocks_a_pass(shape, way.batch_size) * block_size(shape))
+    return device_of(model, x, way.device).type == "cuda" and passes >= RECORDING_PAYS
 
 
 @contextmanager

@@ -1,16 +1,54 @@
-"""What a caller gives: images, their names and a network, looked at before any sample is drawn."""
+"""Checks of what a caller gives, before any sample is drawn: options, images, labels, a network."""
 
 import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covprop.certify.bounds import Question, best_lower, certified_radius
 from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
-from covprop.pixels import check_range
+from covprop.pixels import check_range, check_sigma
+
+
+def check_options(
+    sigma: float,
+    n0: int,
+    n: int,
+    alpha: float,
+    *,
+    soft: bool = False,
+    delta: float | None = None,
+    at_least: float | Sequence[float] | None = None,
+) -> Question | None:
+    """Refuse impossible options; returns the question of a sequential certificate, if it is one."""
+    check_sigma(sigma)
+    if isinstance(alpha, str) or not 0 < alpha < 1:
+        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
+    if not (isinstance(n0, SupportsIndex) and isinstance(n, SupportsIndex)):
+        raise InvalidInput(
+            f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "
+            "write 1000 for 1e3"
+        )
+    if n < 1 or n0 < 1:
+        raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
+    if delta is None and at_least is None:
+        return None
+    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
+    if at_least is not None and not len(asked):
+        raise InvalidInput("at_least names no radius; leave it out, or give one or several")
+    largest = float(certified_radius(best_lower(1.0, n, alpha, soft=soft), sigma))
+    for radius in asked:
+        if radius > largest:
+            raise InvalidInput(
+                f"n = {n} samples certify a radius of {largest:.3g} at most, so at_least = "
+                f"{radius:g} is out of reach; take more samples"
+            )
+    return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
 
 
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
@@ -27,7 +65,7 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
 
 
 def check_classifier(model: Classifier) -> None:
-    """Refuse what cannot be asked for logits, the path of a checkpoint for instance."""
+    """Refuse what cannot be called, such as the path of a checkpoint."""
     if not callable(model):
         raise InvalidInput(
             f"model is a {type(model).__name__}; give a module or a function from images to logits"

@@ -11,9 +11,8 @@ from tiny import SIGMA, images, network
 from torch import Tensor, nn
 
 from covprop.certify import Certificate, certify, certify_each, predict, sample
-from covprop.certify.calls import on_fast_path
-from covprop.certify.each import opened
 from covprop.certify.engine import Job
+from covprop.certify.fast import on_fast_path, opened
 from covprop.certify.sample import Way
 from covprop.errors import InvalidInput
 
