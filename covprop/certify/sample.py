@@ -39,8 +39,8 @@ PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
 
 
 @dataclass(frozen=True)
-class Way:
-    """How samples are drawn, whatever for; see `certify` for what the fields mean."""
+class Sampling:
+    """How samples are drawn; `certify` says what the fields mean."""
 
     sigma: float
     num_classes: int | None = None
@@ -106,28 +106,28 @@ class Sampler:
         model: Classifier,
         x: Tensor,
         index: list[int],
-        way: Way,
+        how: Sampling,
     ) -> None:
         check_classifier(model)
-        check_images(x, way.value_range)
-        if way.dtype not in PRECISIONS:
+        check_images(x, how.value_range)
+        if how.dtype not in PRECISIONS:
             raise InvalidInput(
-                f"dtype is {way.dtype}; give torch.bfloat16, torch.float16 or torch.float32, or "
+                f"dtype is {how.dtype}; give torch.bfloat16, torch.float16 or torch.float32, or "
                 "nothing for the precision of the model's weights"
             )
-        self.device = device_of(model, x, way.device)
+        self.device = device_of(model, x, how.device)
         if self.device.type == "meta":
             raise InvalidInput(
                 "the model is on the meta device, where there are no numbers; give it weights first"
             )
-        self.model, self.num_classes = model, way.num_classes
-        self.sigma, self.seed, self.soft, self.dtype = way.sigma, way.seed, way.soft, way.dtype
+        self.model, self.num_classes = model, how.num_classes
+        self.sigma, self.seed, self.soft, self.dtype = how.sigma, how.seed, how.soft, how.dtype
         self.own = dtype_of(model)
         self.load(x, index)
         self.block = block_size(tuple(self.x.shape[1:]))
         # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
         # more would only leave the cache.
-        self.width = blocks_a_pass(self.x.shape[1:], way.batch_size)
+        self.width = blocks_a_pass(self.x.shape[1:], how.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
         self.evaluating = ExitStack()
@@ -252,7 +252,9 @@ class Sampler:
             ) from error
 
 
-def in_turn(model: Classifier, source: Iterable[tuple[int, Tensor]], way: Way) -> Iterator[Sampler]:
+def in_turn(
+    model: Classifier, source: Iterable[tuple[int, Tensor]], how: Sampling
+) -> Iterator[Sampler]:
     """A sampler of each image (index, x [c, h, w]) alone, one after the other.
 
     It is the same one as long as images have one shape, so that the network is probed once.
@@ -260,11 +262,11 @@ def in_turn(model: Classifier, source: Iterable[tuple[int, Tensor]], way: Way) -
     sampler: Sampler | None = None
     with ExitStack() as opened:
         for index, x in source:
-            check_images(x[None], way.value_range)
+            check_images(x[None], how.value_range)
             names = as_index(index, 1)
             if sampler is None or sampler.x.shape[1:] != x.shape:
                 opened.close()
-                sampler = opened.enter_context(Sampler(model, x[None], names, way))
+                sampler = opened.enter_context(Sampler(model, x[None], names, how))
             else:
                 sampler.load(x[None], names)
             yield sampler

@@ -35,7 +35,7 @@ from covprop.certify.inputs import (
     check_options,
 )
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import Sampler, Way
+from covprop.certify.sample import Sampler, Sampling
 from covprop.logits import Classifier
 from covprop.pixels import check_sigma
 
@@ -146,13 +146,13 @@ def certify(
     step = block_size(tuple(images.shape[1:]))
     plan = looks(n, alpha, sequential=question is not None, step=step)
     right = check_labels(labels, len(images), num_classes) if skip_wrong else None
-    way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
-    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
+    how = Sampling(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
+    if len(images) and on_fast_path(model, images, how, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        done = certify_queue(model, source, n0, plan, question, way, len(images), right)
+        done = certify_queue(model, source, n0, plan, question, how, len(images), right)
         found = in_order(list(done))
     else:
-        with Sampler(model, images, names, way) as sampler:
+        with Sampler(model, images, names, how) as sampler:
             found = certified(sampler, n0, plan, question, right)
     return first(found) if x.ndim == 3 else found
 
@@ -181,7 +181,7 @@ def certify_queue(
     n0: int,
     plan: Looks,
     question: Question | None,
-    way: Way,
+    how: Sampling,
     count: int,
     right: list[int] | None = None,
 ) -> Iterator[tuple[list[int], Certificate]]:
@@ -189,11 +189,11 @@ def certify_queue(
 
     `right` are their labels if wrong guesses are to be skipped.
     """
-    procedure = Certifying(n0, plan, sigma=way.sigma, question=question, soft=way.soft, right=right)
+    procedure = Certifying(n0, plan, sigma=how.sigma, question=question, soft=how.soft, right=right)
     # A sequential certificate takes a fraction that nobody knows beforehand.
     samples = count * plan.sizes[-1] // (1 if question is None else 8)
-    for images in settle(model, source, procedure, way, samples):
-        found = _certificate(*procedure.found(images), way.sigma)
+    for images in settle(model, source, procedure, how, samples):
+        found = _certificate(*procedure.found(images), how.sigma)
         yield [image.number for image in images], found
 
 
@@ -239,12 +239,14 @@ def predict(
     check_images(x, value_range)
     images = x if x.ndim == 4 else x[None]
     names = as_index(index, len(images))
-    way = Way(sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled)
-    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
+    how = Sampling(
+        sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled
+    )
+    if len(images) and on_fast_path(model, images, how, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        found = in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
+        found = in_order(list(predict_queue(model, source, n, alpha, how, len(images))))
     else:
-        with Sampler(model, images, names, way) as sampler:
+        with Sampler(model, images, names, how) as sampler:
             found = predicted(sampler, n, alpha)
     return first(found) if x.ndim == 3 else found
 
@@ -255,10 +257,10 @@ def predicted(sampler: Sampler, n: int, alpha: float) -> Prediction:
 
 
 def predict_queue(
-    model: Classifier, source: Source, n: int, alpha: float, way: Way, count: int
+    model: Classifier, source: Source, n: int, alpha: float, how: Sampling, count: int
 ) -> Iterator[tuple[list[int], Prediction]]:
     """Predictions of the `count` images of a source as they come, each with its place in it."""
-    for images in settle(model, source, Predicting(n), way, count * n):
+    for images in settle(model, source, Predicting(n), how, count * n):
         counts = stack([image.tally for image in images if image.tally is not None]).counts
         yield [image.number for image in images], _prediction(counts, n, alpha)
 

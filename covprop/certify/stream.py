@@ -14,7 +14,7 @@ from covprop.certify.bounds import looks, sample_warning
 from covprop.certify.fast import Source, on_fast_path
 from covprop.certify.inputs import check_labels, check_options
 from covprop.certify.noise import block_size
-from covprop.certify.sample import Way, in_turn
+from covprop.certify.sample import Sampling, in_turn
 from covprop.certify.smooth import (
     Certificate,
     Prediction,
@@ -66,13 +66,13 @@ def certify_each(
     source, x = _peek(images)
     if x is None:
         return
-    way = Way(sigma, soft=soft, **more)
+    how = Sampling(sigma, soft=soft, **more)
     plan = partial(looks, n, alpha, sequential=question is not None)
-    if on_fast_path(model, x, way, fast, count * n):
+    if on_fast_path(model, x, how, fast, count * n):
         whole = plan(step=block_size(tuple(x.shape)))
-        yield from certify_queue(model, source, n0, whole, question, way, count, right)
+        yield from certify_queue(model, source, n0, whole, question, how, count, right)
         return
-    for place, sampler in enumerate(in_turn(model, source, way)):
+    for place, sampler in enumerate(in_turn(model, source, how)):
         own = None if right is None else [right[place]]
         yield [place], certified(sampler, n0, plan(step=sampler.block), question, own)
 
@@ -94,11 +94,11 @@ def predict_each(
     source, x = _peek(images)
     if x is None:
         return
-    way = Way(sigma, **more)
-    if on_fast_path(model, x, way, fast, count * n):
-        yield from predict_queue(model, source, n, alpha, way, count)
+    how = Sampling(sigma, **more)
+    if on_fast_path(model, x, how, fast, count * n):
+        yield from predict_queue(model, source, n, alpha, how, count)
         return
-    for place, sampler in enumerate(in_turn(model, source, way)):
+    for place, sampler in enumerate(in_turn(model, source, how)):
         yield [place], predicted(sampler, n, alpha)
 
 
