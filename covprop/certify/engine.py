@@ -137,11 +137,6 @@ class Engine:
             self.collect()
         del self.run, self.network
 
-    @property
-    def fill(self) -> float:
-        """Samples that counted over samples computed."""
-        return self.wanted / max(self.passes * self.width * self.block, 1)
-
     def speed_up(self, samples: int, *, compiling: bool | None = None) -> None:
         """Capture the pass; compile it first if told to, or if so many samples take long enough.
 
