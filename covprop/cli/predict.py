@@ -1,6 +1,5 @@
 """`covprop predict`: what the smoothed classifier says, on a data set or on image files."""
 
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,7 +132,7 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int], cropped: 
         if not path.exists():
             raise InvalidInput(f"There is no image {path}.")
         if cropped:
-            pictures.append(read_image(path, "none", random.Random(0), shape))
+            pictures.append(read_image(path, shape))
             continue
         image = open_image(path, "L" if shape[0] == 1 else "RGB")
         if (image.height, image.width) != shape[1:]:
