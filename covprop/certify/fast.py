@@ -43,7 +43,7 @@ def on_fast_path(
 
 @contextmanager
 def opened(model: Classifier, x: Tensor, how: Sampling, samples: int) -> Iterator[Engine]:
-    """An engine for images like x, ready for about so many samples; the model in eval mode."""
+    """An engine for images like x and about so many samples, with the model in eval mode."""
     with Sampler(model, x, [0], how) as sampler:
         assert sampler.num_classes is not None
         engine = Engine(
@@ -53,7 +53,7 @@ def opened(model: Classifier, x: Tensor, how: Sampling, samples: int) -> Iterato
             classes=sampler.num_classes,
             block=sampler.block,
             width=sampler.width,
-            # As many as can wait for a look at once, and one pass more to choose from.
+            # Enough for all images that can wait for a look at once, and one pass more.
             slots=(IN_FLIGHT + 1) * sampler.width,
             device=sampler.device,
             dtype=how.dtype,
@@ -74,7 +74,7 @@ def settle(
     how: Sampling,
     samples: int,
 ) -> Iterator[list[Image]]:
-    """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
+    """Images as `procedure` is done with them; `samples` is about how many it takes in all."""
     images = checked(source, how.value_range)
     first = next(images, None)
     if first is None:
@@ -86,9 +86,9 @@ def settle(
 def checked(
     source: Source, value_range: tuple[float, float] | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Images of one shape and the right scale; many are looked at together.
+    """The images, each checked for its shape and scale, `CHECKED` at a time.
 
-    Looking at an image on a GPU waits for all that was asked of it before.
+    A check reads values, which on a GPU waits for all work that was started before.
     """
     images = iter(source)
     shape: torch.Size | None = None
@@ -116,7 +116,7 @@ class _Known:
 class Certifying:
     """Guess the class from n0 samples, then bound its probability look by look.
 
-    With `right`, the labels by the images' places in the queue, a wrong guess is all there is.
+    With `right`, the labels by the images' places in the queue, wrong guesses are not bounded.
     """
 
     purpose = SELECT

@@ -1,7 +1,6 @@
-"""Many noisy copies through a classifier, counted where they are computed.
+"""Run many noisy copies through a classifier and count its answers on the device.
 
-The host only hands out work: counts stay on the device and are read once a look, so a GPU is never
-waited for between two forward passes.
+Counts are read once a look, so the host never waits for a GPU between two forward passes.
 """
 
 import math
@@ -30,9 +29,9 @@ from covprop.logits import Classifier, as_logits
 from covprop.mode import switched
 from covprop.noise import seed_of
 
-# In a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200. None of them is
-# idle at the end of a layer then. Each takes 2 % longer in a pass of 2,048, and 3 % less in one of
-# 4,224, which needs twice the memory and, with few images to certify, is left emptier.
+# Pixels in a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200, so that
+# none is idle at the end of a layer. A sample takes 2 % longer in a pass of 2,048 samples, and 3 %
+# less in one of 4,224, which needs twice the memory and is harder to fill.
 PIXELS = 16 * 132 * 1024
 PRECISIONS = (None, torch.float32, torch.bfloat16, torch.float16)
 PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
@@ -80,7 +79,7 @@ class Tallies:
 
 @dataclass
 class _Stage:
-    """One purpose's streams (keys, where noise is a function) and what was counted from them."""
+    """The streams of one purpose (their keys, if noise is a function) and what was counted."""
 
     streams: Streams | Tensor
     counts: Tensor
@@ -125,8 +124,8 @@ class Sampler:
         self.own = dtype_of(model)
         self.load(x, index)
         self.block = block_size(tuple(self.x.shape[1:]))
-        # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
-        # more would only leave the cache.
+        # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and more
+        # samples would not fit the cache.
         self.width = blocks_a_pass(self.x.shape[1:], how.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = torch.empty(blocks * self.block, *self.x.shape[1:], device=self.device)
@@ -143,7 +142,7 @@ class Sampler:
         self.evaluating.close()
 
     def load(self, x: Tensor, index: list[int]) -> None:
-        """Begin with other images, of the same shape and already checked."""
+        """Start with other images, of the same shape and already checked."""
         self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images, self.index = len(self.x), index
         self.stages: dict[str, _Stage] = {}
@@ -255,9 +254,9 @@ class Sampler:
 def in_turn(
     model: Classifier, source: Iterable[tuple[int, Tensor]], how: Sampling
 ) -> Iterator[Sampler]:
-    """A sampler of each image (index, x [c, h, w]) alone, one after the other.
+    """For each image (index, x [c, h, w]) a sampler of it alone.
 
-    It is the same one as long as images have one shape, so that the network is probed once.
+    As long as the shape stays the same it is one object, so that the network is probed once.
     """
     sampler: Sampler | None = None
     with ExitStack() as opened:

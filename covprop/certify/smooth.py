@@ -3,6 +3,9 @@
 g(x) = the class that f(x + ε), ε ~ N(0, σ²I), returns most often. `certify` is the procedure of
 Cohen et al. (2019): guess the class from n0 samples, bound its probability p_A from below with n
 fresh ones, and certify the ℓ2 radius σ Φ⁻¹(p_A) or abstain.
+
+Both functions draw samples in one of two ways: `Sampler` runs plain passes, and on a GPU a queue
+of images goes through recorded passes (`fast.py`). Bounds and decisions are the same.
 """
 
 import warnings
@@ -190,7 +193,7 @@ def certify_queue(
     `right` are their labels if wrong guesses are to be skipped.
     """
     procedure = Certifying(n0, plan, sigma=how.sigma, question=question, soft=how.soft, right=right)
-    # A sequential certificate takes a fraction that nobody knows beforehand.
+    # A guess for a sequential certificate: what it takes is not known beforehand.
     samples = count * plan.sizes[-1] // (1 if question is None else 8)
     for images in settle(model, source, procedure, how, samples):
         found = _certificate(*procedure.found(images), how.sigma)
@@ -200,8 +203,8 @@ def certify_queue(
 def _certificate(
     guess: Ints, lower: Floats, count: Ints, used: Ints, nan: Ints, sigma: float
 ) -> Certificate:
-    # Without a sample to bound it by (n = 0) a guess stays one: it neither abstains nor certifies.
-    # Whatever else is not known to be ½ or more abstains, also a bound that is NaN.
+    # A guess that was not bounded (used = 0) is returned as it is, with radius 0. All others
+    # abstain unless their bound is at least ½, which a NaN is not.
     return Certificate(
         prediction=torch.from_numpy(np.where((lower >= 0.5) | (used == 0), guess, ABSTAIN)),
         radius=torch.from_numpy(certified_radius(lower, sigma)),
@@ -266,7 +269,7 @@ def predict_queue(
 
 
 def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
-    # NaN is an outcome like any other here; where it comes first, there is nothing to predict.
+    # NaN counts as one more class, the last; if it comes first, the prediction abstains.
     order = np.argsort(-counts, axis=1, kind="stable")[:, :2]
     first, second = np.take_along_axis(counts, order, 1).T
     # P(Binomial(a + b, 1/2) ≥ a), doubled: at 1/2 the two tails of the exact test are equal.

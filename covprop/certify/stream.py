@@ -1,4 +1,4 @@
-"""Certificates of any number of images, as they come: nothing waits for the last one."""
+"""Certificates of any number of images, one after the other, each as soon as it is known."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def certify_each(
     fast: bool | None = None,
     **more: Any,
 ) -> Iterator[tuple[list[int], Certificate]]:
-    """Certify `count` images (index, x [c, h, w]), and yield them as they get their answers.
+    """Certify `count` images (index, x [c, h, w]), and yield each answer as soon as it is known.
 
-    Each time the places in the sequence, and a certificate with as many entries. On a GPU images
-    that need more samples are overtaken; elsewhere one comes after the other. The arguments are
-    those of `certify`; `labels` are in the order of the images.
+    An item is a list of places in the sequence, and a certificate with as many entries. On a GPU
+    images that need more samples are overtaken by others; elsewhere the order is kept. The
+    arguments are those of `certify`; `labels` are in the order of the images.
 
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)
     >>> images = ((i, torch.ones(1, 4, 4)) for i in range(3))
@@ -88,7 +88,7 @@ def predict_each(
     fast: bool | None = None,
     **more: Any,
 ) -> Iterator[tuple[list[int], Prediction]]:
-    """`predict` for `count` images (index, x [c, h, w]), as they come; see `certify_each`."""
+    """`predict` for `count` images (index, x [c, h, w]) one by one; see `certify_each`."""
     sigma = check_sigma(sigma)
     check_options(sigma, 1, n, alpha)
     source, x = _peek(images)
@@ -103,7 +103,7 @@ def predict_each(
 
 
 def _peek(images: Source) -> tuple[Iterator[tuple[int, Tensor]], Tensor | None]:
-    """The images, and the first of them."""
+    """The images again, and the first of them; None if there is none."""
     source = iter(images)
     first = next(source, None)
     if first is not None and not (isinstance(first, tuple) and len(first) == 2):
