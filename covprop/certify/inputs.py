@@ -52,7 +52,7 @@ def check_options(
 
 
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
-    """Refuse what is no image, and images on another scale than σ."""
+    """Refuse anything but images, and images on another scale than σ."""
     if not isinstance(x, Tensor):
         raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x)")
     if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
@@ -73,7 +73,7 @@ def check_classifier(model: Classifier) -> None:
 
 
 def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:
-    """The one given, else where the model's tensors are, else where the images are."""
+    """The device given, else that of the model's tensors, else that of the images."""
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
@@ -83,7 +83,7 @@ def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -
 
 
 def dtype_of(model: Classifier) -> torch.dtype:
-    """What a module's weights are all in; float32 where they differ or there are none."""
+    """The type of a module's weights; float32 if they differ or there are none."""
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     found = {p.dtype for p in weights if p.is_floating_point()}
     return found.pop() if len(found) == 1 else torch.float32
@@ -104,7 +104,7 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
 def check_labels(
     labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
 ) -> list[int]:
-    """The images' labels; a label that no guess can equal would count as wrong in silence."""
+    """The images' labels; one outside the classes would silently count as wrong."""
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
     tensor = torch.as_tensor(labels)
@@ -121,7 +121,7 @@ def check_labels(
 
 
 def check_label_range(labels: Sequence[int] | None, num_classes: int | None) -> None:
-    """Refuse labels that are none of so many classes, or of any number if that is not known."""
+    """Refuse labels outside the classes; negative ones if the number of classes is not known."""
     for label in labels or ():
         if label < 0 or (num_classes is not None and label >= num_classes):
             end = "" if num_classes is None else f" to {num_classes - 1}"
