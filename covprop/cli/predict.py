@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from covprop.certify import Prediction
-    from covprop.certify.rows import PredictRow
 
 
 def predict(
@@ -101,7 +100,6 @@ def predict(
         positions,
         device=where,
         evaluate=evaluate,
-        rows=_rows,
         restart=restart,
     )
     if rows is not None:
@@ -149,24 +147,3 @@ def _show(pictures: list[Path], found: "Prediction", names: tuple[str, ...]) -> 
         guess = int(found.prediction[i])
         name = names[guess] if guess >= 0 else "abstains"
         typer.echo(f"{path}\t{guess}\t{name}\t{found.count[i]} of {found.n[i]} samples")
-
-
-def _rows(
-    index: list[int], labels: list[int], found: "Prediction", seconds: float
-) -> list["PredictRow"]:
-    from covprop.certify.rows import PredictRow
-
-    return [
-        PredictRow(
-            idx=i,
-            label=labels[k],
-            predict=int(found.prediction[k]),
-            correct=int(found.prediction[k] == labels[k]),
-            seconds=seconds,
-            count=int(found.count[k]),
-            runner_up=int(found.runner_up[k]),
-            n=int(found.n[k]),
-            nan=int(found.nan[k]),
-        )
-        for k, i in enumerate(index)
-    ]
