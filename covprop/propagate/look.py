@@ -77,7 +77,8 @@ class Look(nn.Module):
             self.guessed = True
             return torch.empty_like(values[refs(step.args)[0]])
 
-    def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
+    def apply_rule(self, step: Step, values: list[Any], covs: list[Tensor | None]) -> Tensor:
+        """The covariance that a step's rule gives, or the fault of the rule."""
         assert step.rule is not None
         rule = step.rule.cov.__name__
         try:
@@ -99,13 +100,13 @@ class Look(nn.Module):
     def resolve(
         self, step: Step, values: list[Any], covs: list[Tensor | None]
     ) -> tuple[Step, Tensor | None]:
+        """A step with its operands, shapes and rule, and its covariance, None without noise."""
         used = refs((step.args, step.kwargs))
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
         if not random or step.operation in MADE or not carries_noise(value):
             fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
             return replace(step, fixed=fixed), None
-        operation = step.operation
         given = operands_of(step)
         operands = tuple(
             arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
@@ -113,35 +114,41 @@ class Look(nn.Module):
         shapes = tuple(_shape(fill(arg, values)) for arg in given)
         step = replace(
             step, random=random, operands=operands, shapes=shapes,
-            out_shape=_shape(value), rule=find(operation),
+            out_shape=_shape(value), rule=find(step.operation),
         )  # fmt: skip
         if not all(keeps_batch(values[slot], values[0]) for slot in random):
             return step, unknown(value)  # the operation that lost it is a fault already
         try:
-            if isinstance(value, Tensor) and not value.is_floating_point():
-                raise Unsupported(*NOT_REAL)
-            if step.kwargs.get("out") is not None:  # F.normalize hands None on
-                raise Unsupported("it writes into the tensor given as out=", "use what it returns")
-            if step.rule is None:
-                raise Unsupported(*explain(operation, step.target))
-            rule = step.rule.cov.__name__
-            cov = self.apply_rule(step, covs, values)
-            if not keeps_batch(value, values[0]):
-                raise Unsupported("its output does not keep the batch in dimension 0",
-                                  "keep one row an image")  # fmt: skip
-            if self.guessed and len(cov) != len(covs[random[0]]):  # type: ignore[arg-type]
-                value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
-                step = replace(step, out_shape=_shape(value))
-            if not self.faults and not fits(step, cov, covs):
-                raise UnsupportedModel(
-                    f"the rule {rule} of {step.name} returned a covariance of "
-                    f"{len(cov)} channels for an output of {step.out_shape[0]}."
-                )
-            return replace(step, channels=len(cov)), cov
+            return self.follow(step, values, covs)
         except Unsupported as error:
-            what = describe(operation)
+            what = describe(step.operation)
             self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
             return step, unknown(value)
+
+    def follow(
+        self, step: Step, values: list[Any], covs: list[Tensor | None]
+    ) -> tuple[Step, Tensor]:
+        """A step with noise and its covariance, or Unsupported."""
+        value = values[-1]
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            raise Unsupported(*NOT_REAL)
+        if step.kwargs.get("out") is not None:  # F.normalize passes None
+            raise Unsupported("it writes into the tensor given as out=", "use what it returns")
+        if (rule := step.rule) is None:
+            raise Unsupported(*explain(step.operation, step.target))
+        cov = self.apply_rule(step, values, covs)
+        if not keeps_batch(value, values[0]):
+            why = "its output does not keep the batch in dimension 0"
+            raise Unsupported(why, "keep one row an image")
+        if self.guessed and len(cov) != len(covs[step.random[0]]):  # type: ignore[arg-type]
+            value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
+            step = replace(step, out_shape=_shape(value))
+        if not self.faults and not fits(step, cov, covs):
+            raise UnsupportedModel(
+                f"the rule {rule.cov.__name__} of {step.name} returned a covariance of "
+                f"{len(cov)} channels for an output of {step.out_shape[0]}."
+            )
+        return replace(step, channels=len(cov)), cov
 
 
 def keeps_batch(value: Any, x: Tensor) -> bool:
