@@ -26,7 +26,7 @@ _CHECKED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 estimate, so it is not repeated."""
 
 
-def check_alone(model: nn.Module, x: Tensor) -> None:
+def check_independence(model: nn.Module, x: Tensor) -> None:
     """InvalidInput if the logits of x[0] change with the other images or their number.
 
     Tried once for each network: a pass of two images and one of three, in eval mode.
