@@ -71,9 +71,8 @@ def claimed(
 ) -> Iterator[None]:
     """The first process makes and holds the folder; all fail together if it cannot.
 
-    A run that fails inside before there is anything to go on from (a recipe that is refused, too
-    little memory for its batch) leaves a folder that was fresh without a config, and none where
-    there was none.
+    If a run fails before it has a checkpoint (a recipe that is refused, too little memory for its
+    batch), a folder that was fresh keeps no config, and one that was made for it is removed.
     """
     made: list[Path] = []
 
