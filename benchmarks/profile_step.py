@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from step_floor import floor
+from step_kernels import GROUPS, Kernel, kernels_of, sigma_products
 
 from covprop.allocator import keep_freed_memory
 from covprop.bench import machine
-from covprop.bench.floor import floor
-from covprop.bench.kernels import GROUPS, Kernel, kernels_of, sigma_products
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
 from covprop.bench.step import Ready, prepare, reason
 from covprop.bench.subject import Subject, subject

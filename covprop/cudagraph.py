@@ -1,9 +1,8 @@
-"""Work on a GPU as one CUDA graph: recorded once, replayed without the host's part of it.
+"""Work on a GPU as one CUDA graph: recorded once, then replayed without the host's work.
 
-A graph repeats the same operations on the same memory, so all that changes from one replay to the
-next must come in through tensors that stay where they are. Random numbers come from generators
-that are seeded anew before each replay: torch hands seed and offset to the graph whenever it is
-replayed.
+A graph repeats the same operations on the same memory, so everything that changes between replays
+must be in tensors that stay in place. Random numbers come from generators that are seeded before
+each replay: torch passes seed and offset to the graph at every replay.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def capture(
     stream: torch.cuda.Stream | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """`work` as one CUDA graph; all that it reads stays where it is. Nothing is executed.
+    """`work` as one CUDA graph; what it reads must stay in place. Nothing is executed.
 
     Args:
         optimizer: its gradients are dropped first, so that the graph has its own.
         generator: what `work` draws from, besides the default generator.
-        warmup: times to run `work` first, where that was not done already.
+        warmup: how often to run `work` first.
         stream: what to record on.
         before: called when all is ready.
     """
@@ -60,7 +59,7 @@ def capture(
     if generator is not None:
         graph.register_generator_state(generator)
     try:
-        # Of this thread only: another that pins the next batches meanwhile is no part of it.
+        # This thread only: another one may pin the next batches meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     except RuntimeError:
@@ -68,8 +67,7 @@ def capture(
         torch.cuda.synchronize()
         _release(pool)
         raise
-    # Recording hands the generators' seeds to the graph on its own stream, which could come after
-    # the first replay's.
+    # Recording passes the generators' seeds on its own stream; the first replay must come later.
     here.wait_stream(stream)
     return Captured(graph, work)
 
@@ -85,7 +83,7 @@ def _release(pool: Any) -> None:
 
 
 def aside(work: Work, stream: torch.cuda.Stream) -> None:
-    """Run `work` on another stream, in its turn."""
+    """Run `work` on another stream, ordered with the work on the current one."""
     here = torch.cuda.current_stream()
     stream.wait_stream(here)
     with torch.cuda.stream(stream):
@@ -94,7 +92,7 @@ def aside(work: Work, stream: torch.cuda.Stream) -> None:
 
 
 def waits(work: Work) -> bool:
-    """Run `work`, and say whether the host waited for the GPU in it, which no graph can repeat."""
+    """Run `work`; returns whether the host waited for the GPU, which no graph can repeat."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         before = torch.cuda.get_sync_debug_mode()

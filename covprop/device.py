@@ -1,4 +1,4 @@
-"""The device that a word means, and this process's place among those that torchrun started."""
+"""Devices by name, and this process's rank among those that torchrun started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def is_first() -> bool:
-    """Whether this is the process that talks and writes for all."""
+    """Whether this is the process that prints and writes for all."""
     return rank_and_world()[0] == 0
 
 

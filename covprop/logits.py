@@ -1,4 +1,4 @@
-"""What a classifier must return, said once."""
+"""What a classifier must return."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Looking at a model without leaving a trace."""
+"""Run a model in another mode, or with other tensors, and leave it as it was."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @contextmanager
 def switched(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in another mode, every module's own mode restored afterwards.
+    """The model in another mode; afterwards every module is in its own mode again.
 
-    Back by `train()` too: some networks do more there than set a flag (merge adapters, say).
+    Both switches call `train()`, since some networks do more there than set a flag (for example
+    merge adapters).
     """
     modes = [(module, module.training) for module in model.modules()]
     before = model.training
@@ -70,7 +71,7 @@ def copied(model: Model) -> Model:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, by one name for each module that holds one and place it has there."""
+    """Parameters and buffers by name; one that several modules share has several names."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in model.named_modules()
@@ -82,8 +83,8 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 def called_with(model: nn.Module, instead: Mapping[Tensor, Tensor], *arguments: Any) -> Any:
     """What a model returns with other tensors in the place of its parameters and buffers.
 
-    torch's functional_call, by itself, exchanges a module that has two names twice, and leaves
-    the new tensors in it.
+    torch's functional_call alone would replace the tensors of a module with two names twice, and
+    leave the new ones in it.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)

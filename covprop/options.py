@@ -1,7 +1,7 @@
-"""The check of any option by the signature of the function or class that takes it.
+"""Check options against the signature of the function or class that takes them.
 
-The options of models, methods and weightings are the parameters of these, so there is no second
-list to keep. Ranges stand beside the types, as `Annotated[int, Range(1)]`.
+The options of models, methods and weightings are their parameters, so there is no second list to
+maintain. Ranges are part of the types, as in `Annotated[int, Range(1)]`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ Thing = TypeVar("Thing")
 
 
 LARGEST = 3.4e38
-"""What float32 holds: a network computes in it, and a larger number would fail there, or become
-infinite."""
+"""The largest float32: networks compute in it, and a larger number would fail or be infinite."""
 
 
 class Range(NamedTuple):
@@ -99,7 +98,7 @@ def call(
     facts: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Thing:
-    """Call `target` with those facts that it has parameters for, and with every option given.
+    """Call `target` with the facts that it has parameters for, and with all options given.
 
     Example:
         >>> call("net", lambda classes, width=8: (classes, width), {"classes": 3, "size": 9}, {})
@@ -113,7 +112,7 @@ def call(
 
 
 def check_fields(section: str, thing: Any) -> None:
-    """Every field of a dataclass against its type, however it was made; 1 for a float becomes 1.0.
+    """Check every field of a dataclass against its type; 1 for a float becomes 1.0.
 
     Example:
         >>> from dataclasses import make_dataclass
@@ -163,8 +162,8 @@ def check_value(where: str, value: Any, annotation: Any) -> Any:
 
 
 def _type_of(parameter: inspect.Parameter) -> Any:
-    """The annotated type; without one that of the default, since an own file may annotate nothing
-    and a string in the place of its number is still a slip."""
+    """The annotated type, or else the type of the default: a user's own file may have no
+    annotations."""
     if parameter.annotation is not parameter.empty:
         return Any if isinstance(parameter.annotation, str) else parameter.annotation
     return Any if parameter.default is None else type(parameter.default)

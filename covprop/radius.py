@@ -9,8 +9,7 @@ Edge cases. Two classes that noise moves alike: v is no less than what rounding 
 ε(Σ[a,a] + Σ[b,b]) with ε = 1.2e-7 in float32. The radius is finite then, has no gradient through Σ,
 and says only that the true one is about as large or larger. v = 0, no noise at all: the radius is
 ±∞ or, in a tie, 0, and carries no gradient. A tie between classes gives 0. A NaN anywhere in an
-image's logits gives NaN for that image. Two classes are the general case; one class has no
-runner-up and is refused.
+image's logits gives NaN for that image. A single class has no runner-up and is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TopTwo(NamedTuple):
 
 
 def check_classes(mean: Tensor) -> None:
-    """Logits of two classes or more, or InvalidInput."""
+    """Refuse logits of fewer than two classes."""
     if mean.ndim != 2 or mean.shape[1] < 2:
         raise InvalidInput(
             f"the logits have shape {list(mean.shape)}: a margin needs [batch, classes] with at "
@@ -52,10 +51,10 @@ def top_two(mean: Tensor) -> TopTwo:
 
 
 def check_labels(mean: Tensor, labels: Tensor) -> None:
-    """One class number an image, or InvalidInput.
+    """Refuse anything but one class number for each image.
 
-    Whether it is one of the classes is left to torch on a GPU, where reading the numbers would
-    make the GPU wait, and under a compiler or vmap, where there are no numbers to read.
+    The range is checked on the CPU only: on a GPU it would wait for the numbers, and under a
+    compiler or vmap there are none to read.
     """
     if not isinstance(labels, Tensor):
         raise InvalidInput(f"the labels are a {type(labels).__name__}; give a tensor.")
@@ -83,7 +82,7 @@ def _check_range(labels: Tensor, classes: int) -> None:
 
 
 def check_moments(out: Gaussian, sigma: float | None = None) -> None:
-    """Moments whose shapes fit, propagated with the σ the radius is asked for, or InvalidInput."""
+    """Refuse moments whose shapes do not fit, or that belong to another σ."""
     if not isinstance(out, Gaussian):
         raise InvalidInput(
             f"the moments are a {type(out).__name__}: give the Gaussian that a Propagator returns."
@@ -120,7 +119,7 @@ def gap_between(mean: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPER) -> Tensor:
-    """Variance of u_a − u_b for a batch of class pairs, from one covariance by indexing.
+    """Variance of u_a − u_b for a batch of class pairs, from the one covariance they share.
 
     Rounding of the entries of Σ leaves Σ[a,a] + Σ[b,b] − 2Σ[a,b] uncertain by ε(Σ[a,a] + Σ[b,b]),
     in whatever precision it is computed. A smaller difference, or a negative one, is replaced by
@@ -130,7 +129,7 @@ def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPE
     if settings.margin_covariance == "sum":
         return of_a + of_b + 2 * cross.abs()
     hidden = torch.finfo(cov.dtype).eps * (of_a.abs() + of_b.abs()).detach()
-    # In this order neither subtraction rounds where it cancels.
+    # In this order, neither subtraction rounds when it cancels.
     return ((of_a - cross) + (of_b - cross)).clamp_min(hidden)
 
 
@@ -219,16 +218,13 @@ class RadiusLoss(nn.Module):
         mean = out.mean.to(out.cov.dtype)
         loss = nn.functional.cross_entropy(mean, labels.long(), reduction="none")
         if self.weight:
-            loss = loss + self.weight * self._hinge(out, labels)
+            loss = loss + self.weight * self.hinge(out, labels)
         return loss.mean() if self.reduction == "mean" else loss
 
     def hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         """max(0, Γ − radius), by the settings, for right predictions, 0 for wrong ones, [b]."""
         check_moments(out, self.sigma)
         check_labels(out.mean, labels)
-        return self._hinge(out, labels)
-
-    def _hinge(self, out: Gaussian, labels: Tensor) -> Tensor:
         scaled = signed_ratio(out, None, self.settings)
         right = out.mean.detach().argmax(1) == labels
         mean = out.mean.to(out.cov.dtype)

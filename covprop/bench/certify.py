@@ -23,11 +23,11 @@ from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.certify import SampleWarning
 from covprop.certify import certify as ours
 from covprop.certify.bounds import Question, certified_radius, looks, most_lower
-from covprop.certify.each import Certifying, opened
 from covprop.certify.engine import Engine
+from covprop.certify.fast import Certifying, opened
 from covprop.certify.noise import block_size
 from covprop.certify.queue import run
-from covprop.certify.sample import Way
+from covprop.certify.sample import Sampling
 
 LOOP, LOOP_TF32 = "usual loop, fp32", "usual loop, TF32"
 CEILING = "matrix product"
@@ -169,11 +169,11 @@ def _fixed(
             continue
         say(f"{name}: set-up …")
         start = time.perf_counter()
-        way = Way(
+        how = Sampling(
             task.sigma, task.classes, task.batch, device=task.device, dtype=torch.bfloat16,
             compiled=compiling,
         )  # fmt: skip
-        engine = stack.enter_context(opened(task.model, task.x[0], way, 0))
+        engine = stack.enter_context(opened(task.model, task.x[0], how, 0))
         if task.device.type == "cuda":
             torch.cuda.synchronize(task.device)
         setup = time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""Batch norms as what they are in eval mode: a factor and a shift for every channel.
+"""Batch norms in eval mode as a factor and a shift for every channel.
 
-A compiler that meets the layer itself takes a square root and a quotient for every number of the
-feature map, and its kernels are then bound by arithmetic instead of memory.
+A compiler turns the layer itself into a square root and a division for every number of the feature
+map, which cost more than the memory access.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Affine(nn.BatchNorm2d):
 
 
 def affine(model: Model) -> Model:
-    """A copy of a module with every batch norm that is in eval mode replaced; else what is given.
+    """A copy of a module with all batch norms in eval mode replaced; a function is returned as is.
 
     >>> norm = nn.BatchNorm2d(3).eval()
     >>> x = torch.rand(2, 3, 4, 4)
@@ -46,10 +46,10 @@ def affine(model: Model) -> Model:
 
 @torch.no_grad()
 def _replace(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> None:
-    """Make it the same layer of another kind: its hooks and what else a model asks of it stay."""
+    """Change the class of the layer in place, so that its hooks and attributes stay."""
     mean, var = layer.running_mean, layer.running_var
     if mean is None or var is None:
-        return  # it takes its statistics from the batch
+        return  # it uses the batch's statistics
     factor = (var.double() + layer.eps).rsqrt()
     factor = factor * layer.weight.double() if layer.affine else factor
     offset = -mean.double() * factor

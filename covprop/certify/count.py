@@ -1,4 +1,4 @@
-"""Which class every sample went to, counted for the image it is of."""
+"""Count, for each image, which classes its samples went to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 def add_outcomes(
     logits: Tensor, owner: Tensor, taken: Tensor, counts: Tensor, sums: Tensor | None
 ) -> None:
-    """Add a pass over whole blocks of samples to what was counted of their images.
+    """Add the outcomes of a pass over whole blocks of samples to their images' counts.
 
-    logits are [blocks · size, classes]. Of each block, `owner` [blocks] is the image it belongs to
-    and `taken` how many of its samples count, the first ones. `counts` [images, classes + 1] gets
-    one for every sample, NaN last; `sums` [2, images, classes], for soft certificates, Σp and Σp²
-    of the softmax p.
+    logits are [blocks · size, classes]. `owner` [blocks] is the image of each block, and `taken`
+    the number of its samples that count, from the first. `counts` [images, classes + 1] grows by
+    one for every sample, NaN last; `sums` [2, images, classes], for soft certificates, by Σp and
+    Σp² of the softmax p.
 
-    A CUDA graph can hold it: nothing is read on the host, and no shape depends on a number.
+    A CUDA graph can record it: the host reads nothing, and no shape depends on a value.
     """
     k, block = logits.shape[1], len(logits) // len(owner)
     outcome = torch.where(logits.isnan().any(1), k, logits.argmax(1))
@@ -24,7 +24,7 @@ def add_outcomes(
     valid = (torch.arange(block, device=logits.device) < taken[:, None]).flatten()
     counts.view(-1).scatter_add_(0, row * (k + 1) + outcome, valid.long())
     if sums is not None:
-        # A NaN row is worth nothing to any class.
+        # A NaN row adds nothing to any class.
         p = logits.double().softmax(1).nan_to_num(0.0) * valid[:, None]
         sums[0].index_add_(0, row, p)
         sums[1].index_add_(0, row, p * p)

@@ -1,9 +1,9 @@
 """The same pass again and again: noise, network and counts over a batch of one shape.
 
-What changes from pass to pass is a small table: which image every block of samples belongs to, at
-which sample it starts and how many of it count. So the pass is made once, by the compiler where
-that pays, and replayed as one CUDA graph; the host writes the table and reads counts a pass late,
-while the next one runs. On a device without graphs the same pass runs as it is.
+Only a small table changes from pass to pass: which image a block of samples belongs to, its first
+sample, and how many of its samples count. So the pass is prepared once, compiled if that pays, and
+replayed as one CUDA graph. The host writes the table, and reads counts while the next pass runs. On
+a device without graphs the same pass runs plainly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from covprop.certify.bounds import Ints
 
 COMPILE_PAYS = 25.0  # seconds of work; compiling takes 2 to 13 and saves two to four fifths
-TRIAL = 5  # passes that say how long the work will take
+TRIAL = 5  # passes that are timed, to estimate how long all will take
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Engine:
             self.sums[:, slot].zero_()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Start a pass over these jobs; where they are too few, over some that do not count."""
+        """Start a pass over these jobs, filled up with samples that do not count."""
         table = [(job.slot, job.first, job.taken) for job in jobs]
         table += [(0, 0, 0)] * (self.width - len(table))
         rows = torch.tensor(table, dtype=torch.int64).T.contiguous()
@@ -133,20 +133,16 @@ class Engine:
         return self.snapshots.popleft().read()
 
     def close(self) -> None:
-        """Give the memory back at once: the pass refers to the engine, which refers to the pass."""
+        """Free the memory at once: pass and engine refer to each other."""
         while self.snapshots:
             self.collect()
         del self.run, self.network
 
-    @property
-    def fill(self) -> float:
-        """Samples that counted over samples computed."""
-        return self.wanted / max(self.passes * self.width * self.block, 1)
-
     def speed_up(self, samples: int, *, compiling: bool | None = None) -> None:
         """Capture the pass; compile it first if told to, or if so many samples take long enough.
 
-        A model that cannot be captured (one that reads a tensor on the host, say) runs as it is.
+        A model that cannot be captured, for instance because it reads a tensor on the host, runs
+        plainly.
         """
         if self.device.type != "cuda" or (compiling is not True and not self._capture()):
             return
@@ -161,7 +157,7 @@ class Engine:
                 self._capture()
 
     def _simplified(self) -> Classifier:
-        """The network in fewer steps; weights that norms are folded into are rounded after that."""
+        """The network in fewer steps: norms folded into weights, which are rounded afterwards."""
         half = self.dtype is not None and self.dtype.itemsize == 2
         cudnn = torch.backends.cudnn
         if not (half and torch.version.cuda and cudnn.enabled) or cudnn.deterministic:
@@ -221,7 +217,7 @@ class Engine:
             for t in (self.counts, self.sums)
         )
         ready = torch.cuda.Event()
-        # Of this device, which need not be the current one.
+        # The stream of this device, which need not be the current one.
         ready.record(torch.cuda.current_stream(self.device))
         return Snapshot(counts, sums, ready)
 
@@ -240,9 +236,9 @@ def _tuned() -> Iterator[None]:
 def _in_dtype(
     model: Classifier, dtype: torch.dtype | None, layout: torch.memory_format
 ) -> Classifier:
-    """A copy whose convolutions and linear layers hold their weights as autocast would cast them.
+    """A copy whose convolutions and linear layers hold their weights in autocast's precision.
 
-    Casting them in every pass would be one kernel a layer; all other numbers stay as they are.
+    Otherwise every pass would cast them, one kernel a layer.
     """
     if not isinstance(model, nn.Module) or dtype in (None, torch.float32):
         return model

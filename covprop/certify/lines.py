@@ -1,7 +1,7 @@
-"""A file that grows line by line: one process at a time, and no line is lost once it is there.
+"""A file that grows line by line: one process at a time, and no complete line is ever lost.
 
-A line is there when its end is. A process that is killed while it writes leaves a last line
-without one, which no reader takes for a line and the next writer drops.
+A process that is killed while it writes leaves a last line without a line end. Readers ignore such
+a line, and the next writer drops it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from covprop.files import unwritable
 
 
 class Lines:
-    """An open file of lines, made if it is not there. Use as a context manager."""
+    """An open file of lines, created if need be. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class Lines:
         self.file.close()
 
     def lock(self, *, shared: bool = False) -> None:
-        """Two processes on one log would certify everything twice; a lock dies with its holder."""
+        """Keep other processes out, which would certify everything twice, until this one ends."""
         try:
             fcntl.flock(self.file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -45,7 +45,7 @@ class Lines:
             pass  # a file system without locks
 
     def drop_cut_line(self) -> None:
-        """Drop what a process wrote of a line before it was killed."""
+        """Drop an incomplete last line."""
         self.file.seek(0)
         content = self.file.read()
         if not content.endswith(b"\n"):

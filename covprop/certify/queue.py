@@ -1,9 +1,8 @@
 """Which samples are drawn next, so that every pass is full.
 
-Images stand in a queue. One gets a slot when there is room in a pass, keeps it from the first
-sample to its answer, and leaves it to the next one. An image that waits for the counts of a look
-lets others go ahead; and counts are read a pass late, so that the device is never waited for
-while there is work to hand out.
+Images wait in a queue. An image gets a slot when there is room in a pass, and keeps it until it has
+its answer. While it waits for the counts of a look, other images fill the passes. Counts are read
+one pass late, so that the host does not wait for the device while there is work to hand out.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Image:
 
 
 class Procedure(Protocol):
-    """What is asked of an image, from its first stream to its answer."""
+    """What is drawn for an image, from its first stream to its answer."""
 
     purpose: str
     first: int
@@ -53,7 +52,7 @@ def run(
     """Images as they get their answers, several at a time where they do so in the same pass."""
     number, free = count(), deque(range(engine.slots))
     ready: deque[Image] = deque()  # with samples still to hand out
-    under_way: deque[list[Image]] = deque()  # a pass -> the images whose last samples it holds
+    under_way: deque[list[Image]] = deque()  # of each pass, the images whose last samples it holds
     jobs: list[Job] = []
     last: list[Image] = []
 
@@ -78,7 +77,7 @@ def run(
                 last.append(ready.popleft())
 
     def collect() -> list[Image]:
-        """Read the oldest pass; the images it settled."""
+        """Read the oldest pass; returns the images it settled."""
         counts, sums = engine.collect()
         asked = under_way.popleft()
         for image in asked:

@@ -101,17 +101,17 @@ class Log(Generic[AnyRow]):
         return _old(there[0], number) if there else None
 
     def append(self, row: AnyRow) -> None:
-        """Add a row; it is on the disk when this returns."""
+        """Add a row; it is on disk when this returns."""
         self.journal.append(json.dumps(asdict(row)))
         if self.alone:
             self.tsv.append(row.tsv())
         self.done[row.idx] = row
 
     def finish(self, wanted: Iterable[int]) -> list[AnyRow] | None:
-        """Close, and bring the rows in order; None while other processes still have rows to add.
+        """Close, and return the rows in order; None while other processes still have rows to add.
 
-        Every process calls this when it has no image left, and whoever then finds all of them in
-        the journals merges. Two may: they write the same.
+        Every process calls this when it has no image left. Whoever finds all rows in the journals
+        merges them; if two do, they write the same.
         """
         self.files.close()
         self.done = self._read_all()
@@ -122,7 +122,7 @@ class Log(Generic[AnyRow]):
 
     def _read_all(self) -> dict[int, AnyRow]:
         rows: dict[int, AnyRow] = {}
-        # The parts first: a merge in another process fills the main journal before it drops them.
+        # The parts first: another process that merges fills the main journal before dropping them.
         for path in [*self._parts(), self.main_path]:
             for row in _read_journal(path, self.kind):
                 rows.setdefault(row.idx, row)
@@ -133,7 +133,7 @@ class Log(Generic[AnyRow]):
         return sorted(self.path.parent.glob(f"{glob.escape(stem)}.rank*.rows.jsonl"))
 
     def _absorb(self, files: ExitStack) -> None:
-        """Take over what several processes left behind, unless they are still at work."""
+        """Take over the journals that several processes left, unless they are still running."""
         parts = self._parts()
         for part in parts:
             files.enter_context(Lines(part)).lock()
@@ -168,7 +168,7 @@ class Log(Generic[AnyRow]):
         return "\n".join([self.kind.HEADER, *rows]) + "\n"
 
     def _check_settings(self) -> None:
-        """Refuse a log made with other settings; note ours beside a new one."""
+        """Refuse a log made with other settings; write the settings beside a new one."""
         meta = self.meta_path
         if not meta.exists():
             if not complete_lines(read_text(self.path))[1:] and not self._read_all():

@@ -1,7 +1,8 @@
 """What a log says of one image."""
 
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,22 @@ class PredictRow:
 
 
 AnyRow = TypeVar("AnyRow", bound=Row | PredictRow)
+OWN = ("idx", "label", "predict", "correct", "seconds")
+
+
+def rows_of(
+    kind: type[AnyRow], index: Sequence[int], labels: Sequence[int], answer: Any, seconds: float
+) -> list[AnyRow]:
+    """The rows of an answer, a Certificate or a Prediction; all but `OWN` are fields of it too."""
+    shared = [field.name for field in fields(kind) if field.name not in OWN]
+    rows = []
+    for k, (idx, label) in enumerate(zip(index, labels, strict=True)):
+        predict = int(answer.prediction[k])
+        more = {name: getattr(answer, name)[k].item() for name in shared}
+        rows.append(
+            kind(idx, label, predict, correct=int(predict == label), seconds=seconds, **more)
+        )
+    return rows
 
 
 def _clock(seconds: float) -> str:

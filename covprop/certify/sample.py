@@ -1,7 +1,6 @@
-"""Many noisy copies through a classifier, counted where they are computed.
+"""Run many noisy copies through a classifier and count its answers on the device.
 
-The host only hands out work: counts stay on the device and are read once a look, so a GPU is never
-waited for between two forward passes.
+Counts are read once a look, so the host never waits for a GPU between two forward passes.
 """
 
 import math
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from covprop.certify.bounds import Floats, Ints, Tally
 from covprop.certify.count import add_outcomes
-from covprop.certify.given import (
+from covprop.certify.inputs import (
     as_index,
     check_classifier,
     check_images,
@@ -24,23 +23,23 @@ from covprop.certify.given import (
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
-from covprop.company import beside, check_company, check_norms
 from covprop.errors import InvalidInput, first_line, machine_failed
+from covprop.independence import batch_with, check_independence, check_norms
 from covprop.logits import Classifier, as_logits, check_scale
 from covprop.mode import switched
 from covprop.noise import seed_of
 
-# In a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200. None of them is
-# idle at the end of a layer then. Each takes 2 % longer in a pass of 2,048, and 3 % less in one of
-# 4,224, which needs twice the memory and, with few images to certify, is left emptier.
+# Pixels in a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200, so that
+# none is idle at the end of a layer. A sample takes 2 % longer in a pass of 2,048 samples, and 3 %
+# less in one of 4,224, which needs twice the memory and is harder to fill.
 PIXELS = 16 * 132 * 1024
 PRECISIONS = (None, torch.float32, torch.bfloat16, torch.float16)
 PHILOX = ("cuda",)  # devices whose noise is a function of the sample's number
 
 
 @dataclass(frozen=True)
-class Way:
-    """How samples are drawn, whatever for; see `certify` for what the fields mean."""
+class Sampling:
+    """How samples are drawn; `certify` says what the fields mean."""
 
     sigma: float
     num_classes: int | None = None
@@ -80,7 +79,7 @@ class Tallies:
 
 @dataclass
 class _Stage:
-    """One purpose's streams (keys, where noise is a function) and what was counted from them."""
+    """The streams of one purpose (their keys, if noise is a function) and what was counted."""
 
     streams: Streams | Tensor
     counts: Tensor
@@ -106,28 +105,28 @@ class Sampler:
         model: Classifier,
         x: Tensor,
         index: list[int],
-        way: Way,
+        how: Sampling,
     ) -> None:
         check_classifier(model)
-        check_images(x, way.value_range)
-        if way.dtype not in PRECISIONS:
+        check_images(x, how.value_range)
+        if how.dtype not in PRECISIONS:
             raise InvalidInput(
-                f"dtype is {way.dtype}; give torch.bfloat16, torch.float16 or torch.float32, or "
+                f"dtype is {how.dtype}; give torch.bfloat16, torch.float16 or torch.float32, or "
                 "nothing for the precision of the model's weights"
             )
-        self.device = device_of(model, x, way.device)
+        self.device = device_of(model, x, how.device)
         if self.device.type == "meta":
             raise InvalidInput(
                 "the model is on the meta device, where there are no numbers; give it weights first"
             )
-        self.model, self.num_classes = model, way.num_classes
-        self.sigma, self.seed, self.soft, self.dtype = way.sigma, way.seed, way.soft, way.dtype
+        self.model, self.num_classes = model, how.num_classes
+        self.sigma, self.seed, self.soft, self.dtype = how.sigma, how.seed, how.soft, how.dtype
         self.own = dtype_of(model)
         self.load(x, index)
         self.block = block_size(tuple(self.x.shape[1:]))
-        # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and
-        # more would only leave the cache.
-        self.width = blocks_a_pass(self.x.shape[1:], way.batch_size)
+        # On the CPU one block a pass: a fixed shape makes every kernel round the same way, and more
+        # samples would not fit the cache.
+        self.width = blocks_a_pass(self.x.shape[1:], how.batch_size)
         blocks = 1 if self.device.type == "cpu" else self.width
         self.noisy = self.x.new_empty(blocks * self.block, *self.x.shape[1:])
         self.evaluating = ExitStack()
@@ -143,7 +142,7 @@ class Sampler:
         self.evaluating.close()
 
     def load(self, x: Tensor, index: list[int]) -> None:
-        """Begin with other images, of the same shape and already checked."""
+        """Start with other images, of the same shape and already checked."""
         self.x = (x if x.ndim == 4 else x[None]).to(self.device, torch.float32).contiguous()
         self.images, self.index = len(self.x), index
         self.stages: dict[str, _Stage] = {}
@@ -214,15 +213,15 @@ class Sampler:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Learn the number of classes, whether images do without company, and go in channels last.
+        """Find the number of classes, check independence, and choose the memory layout.
 
-        Convolutions run up to twice as fast on those; a model that calls `view` on its feature maps
-        cannot, and then gets ordinary ones.
+        Convolutions run up to twice as fast on channels-last images; a model that calls `view` on
+        its feature maps cannot take them, and gets ordinary ones.
         """
         pixels = math.prod(self.x.shape[1:])
         image = torch.linspace(0, 1, pixels, device=self.device, dtype=self.x.dtype)
         image = image.view(self.x.shape[1:])
-        sample = beside(image, 0.0)
+        sample = batch_with(image, 0.0)
         self.channels_last = self.device.type == "cpu" or self.dtype not in (None, torch.float32)
         try:
             logits = self._logits(sample)
@@ -241,8 +240,8 @@ class Sampler:
         self.num_classes = logits.shape[1]
         if self.soft:  # votes are the same, of logits and of their softmax
             check_scale(logits, "the model")
-        # A copy: a recorded network writes every answer to the same place.
-        check_company(lambda *other: self._logits(beside(image, *other))[0].clone())
+        # Cloned: a network that replays a CUDA graph writes every answer to the same memory.
+        check_independence(lambda *other: self._logits(batch_with(image, *other))[0].clone())
 
     def _plain_logits(self, sample: Tensor) -> Tensor:
         try:
@@ -255,19 +254,21 @@ class Sampler:
             ) from error
 
 
-def in_turn(model: Classifier, source: Iterable[tuple[int, Tensor]], way: Way) -> Iterator[Sampler]:
-    """A sampler of each image (index, x [c, h, w]) alone, one after the other.
+def in_turn(
+    model: Classifier, source: Iterable[tuple[int, Tensor]], how: Sampling
+) -> Iterator[Sampler]:
+    """For each image (index, x [c, h, w]) a sampler of it alone.
 
-    It is the same one as long as images have one shape, so that the network is probed once.
+    As long as the shape stays the same it is one object, so that the network is probed once.
     """
     sampler: Sampler | None = None
     with ExitStack() as opened:
         for index, x in source:
-            check_images(x[None], way.value_range)
+            check_images(x[None], how.value_range)
             names = as_index(index, 1)
             if sampler is None or sampler.x.shape[1:] != x.shape:
                 opened.close()
-                sampler = opened.enter_context(Sampler(model, x[None], names, way))
+                sampler = opened.enter_context(Sampler(model, x[None], names, how))
             else:
                 sampler.load(x[None], names)
             yield sampler

@@ -3,11 +3,15 @@
 g(x) = the class that f(x + ε), ε ~ N(0, σ²I), returns most often. `certify` is the procedure of
 Cohen et al. (2019): guess the class from n0 samples, bound its probability p_A from below with n
 fresh ones, and certify the ℓ2 radius σ Φ⁻¹(p_A) or abstain.
+
+Both functions draw samples in one of two ways: `Sampler` runs plain passes, and on a GPU a queue
+of images goes through recorded passes (`fast.py`). Bounds and decisions are the same.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,11 +29,16 @@ from covprop.certify.bounds import (
     run_looks,
     sample_warning,
 )
-from covprop.certify.calls import check_options, first, in_order, on_fast_path
-from covprop.certify.each import Certifying, Predicting, Source, settle, stack
-from covprop.certify.given import as_index, check_images, check_label_range, check_labels
+from covprop.certify.fast import Certifying, Predicting, Source, on_fast_path, settle, stack
+from covprop.certify.inputs import (
+    as_index,
+    check_images,
+    check_label_range,
+    check_labels,
+    check_options,
+)
 from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
-from covprop.certify.sample import Sampler, Way
+from covprop.certify.sample import Sampler, Sampling
 from covprop.logits import Classifier
 from covprop.pixels import check_sigma
 
@@ -65,6 +74,9 @@ class Prediction:
     runner_up: Tensor
     n: Tensor
     nan: Tensor
+
+
+Answer = TypeVar("Answer", Certificate, Prediction)
 
 
 class SampleWarning(UserWarning):
@@ -139,13 +151,13 @@ def certify(
     names = as_index(index, len(images))
     plan = looks(n, alpha, sequential=question is not None, step=step)
     right = check_labels(labels, len(images), num_classes) if skip_wrong else None
-    way = Way(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
-    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
+    how = Sampling(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
+    if len(images) and on_fast_path(model, images, how, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        done = certify_queue(model, source, n0, plan, question, way, len(images), right)
+        done = certify_queue(model, source, n0, plan, question, how, len(images), right)
         found = in_order(list(done))
     else:
-        with Sampler(model, images, names, way) as sampler:
+        with Sampler(model, images, names, how) as sampler:
             found = certified(sampler, n0, plan, question, right)
     return first(found) if x.ndim == 3 else found
 
@@ -174,7 +186,7 @@ def certify_queue(
     n0: int,
     plan: Looks,
     question: Question | None,
-    way: Way,
+    how: Sampling,
     count: int,
     right: list[int] | None = None,
 ) -> Iterator[tuple[list[int], Certificate]]:
@@ -182,19 +194,19 @@ def certify_queue(
 
     `right` are their labels if wrong guesses are to be skipped.
     """
-    procedure = Certifying(n0, plan, sigma=way.sigma, question=question, soft=way.soft, right=right)
-    # A sequential certificate takes a fraction that nobody knows beforehand.
+    procedure = Certifying(n0, plan, sigma=how.sigma, question=question, soft=how.soft, right=right)
+    # A guess for a sequential certificate: what it takes is not known beforehand.
     samples = count * plan.sizes[-1] // (1 if question is None else 8)
-    for images in settle(model, source, procedure, way, samples):
-        found = _certificate(*procedure.found(images), way.sigma)
+    for images in settle(model, source, procedure, how, samples):
+        found = _certificate(*procedure.found(images), how.sigma)
         yield [image.number for image in images], found
 
 
 def _certificate(
     guess: Ints, lower: Floats, count: Ints, used: Ints, nan: Ints, sigma: float
 ) -> Certificate:
-    # Without a sample to bound it by (n = 0) a guess stays one: it neither abstains nor certifies.
-    # Whatever else is not known to be ½ or more abstains, also a bound that is NaN.
+    # A guess that was not bounded (used = 0) is returned as it is, with radius 0. All others
+    # abstain unless their bound is at least ½, which a NaN is not.
     return Certificate(
         prediction=torch.from_numpy(np.where((lower >= 0.5) | (used == 0), guess, ABSTAIN)),
         radius=torch.from_numpy(certified_radius(lower, sigma)),
@@ -232,12 +244,14 @@ def predict(
     check_images(x, value_range)
     images = x if x.ndim == 4 else x[None]
     names = as_index(index, len(images))
-    way = Way(sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled)
-    if len(images) and on_fast_path(model, images, way, fast, len(images) * n):
+    how = Sampling(
+        sigma, num_classes, batch_size, seed, device, dtype, False, value_range, compiled
+    )
+    if len(images) and on_fast_path(model, images, how, fast, len(images) * n):
         source = zip(names, images, strict=True)
-        found = in_order(list(predict_queue(model, source, n, alpha, way, len(images))))
+        found = in_order(list(predict_queue(model, source, n, alpha, how, len(images))))
     else:
-        with Sampler(model, images, names, way) as sampler:
+        with Sampler(model, images, names, how) as sampler:
             found = predicted(sampler, n, alpha)
     return first(found) if x.ndim == 3 else found
 
@@ -248,16 +262,16 @@ def predicted(sampler: Sampler, n: int, alpha: float) -> Prediction:
 
 
 def predict_queue(
-    model: Classifier, source: Source, n: int, alpha: float, way: Way, count: int
+    model: Classifier, source: Source, n: int, alpha: float, how: Sampling, count: int
 ) -> Iterator[tuple[list[int], Prediction]]:
     """Predictions of the `count` images of a source as they come, each with its place in it."""
-    for images in settle(model, source, Predicting(n), way, count * n):
+    for images in settle(model, source, Predicting(n), how, count * n):
         counts = stack([image.tally for image in images if image.tally is not None]).counts
         yield [image.number for image in images], _prediction(counts, n, alpha)
 
 
 def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
-    # NaN is an outcome like any other here; where it comes first, there is nothing to predict.
+    # NaN counts as one more class, the last; if it comes first, the prediction abstains.
     order = np.argsort(-counts, axis=1, kind="stable")[:, :2]
     first, second = np.take_along_axis(counts, order, 1).T
     # P(Binomial(a + b, 1/2) ≥ a), doubled: at 1/2 the two tails of the exact test are equal.
@@ -270,3 +284,16 @@ def _prediction(counts: Ints, n: int, alpha: float) -> Prediction:
         n=torch.full((len(counts),), n),
         nan=torch.from_numpy(counts[:, -1].copy()),
     )
+
+
+def in_order(parts: list[tuple[list[int], Answer]]) -> Answer:
+    """Answers put together, in the order of the places they come with."""
+    order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+    names = [field.name for field in fields(parts[0][1])]
+    whole = {name: torch.cat([getattr(part, name) for _, part in parts]) for name in names}
+    return replace(parts[0][1], **{name: value[order] for name, value in whole.items()})
+
+
+def first(answer: Answer) -> Answer:
+    """The answer for one image alone."""
+    return replace(answer, **{f.name: getattr(answer, f.name)[0] for f in fields(answer)})

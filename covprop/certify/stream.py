@@ -1,4 +1,4 @@
-"""Certificates of any number of images, as they come: nothing waits for the last one."""
+"""Certificates of any number of images, one after the other, each as soon as it is known."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from covprop.certify.bounds import looks, sample_warning
-from covprop.certify.calls import check_options, on_fast_path
-from covprop.certify.each import Source
-from covprop.certify.given import check_labels
+from covprop.certify.fast import Source, on_fast_path
+from covprop.certify.inputs import check_labels, check_options
 from covprop.certify.noise import block_size
-from covprop.certify.sample import Way, in_turn
+from covprop.certify.sample import Sampling, in_turn
 from covprop.certify.smooth import (
     Certificate,
     Prediction,
@@ -47,11 +46,11 @@ def certify_each(
     fast: bool | None = None,
     **more: Any,
 ) -> Iterator[tuple[list[int], Certificate]]:
-    """Certify `count` images (index, x [c, h, w]), and yield them as they get their answers.
+    """Certify `count` images (index, x [c, h, w]), and yield each answer as soon as it is known.
 
-    Each time the places in the sequence, and a certificate with as many entries. On a GPU images
-    that need more samples are overtaken; elsewhere one comes after the other. The arguments are
-    those of `certify`; `labels` are in the order of the images.
+    An item is a list of places in the sequence, and a certificate with as many entries. On a GPU
+    images that need more samples are overtaken by others; elsewhere the order is kept. The
+    arguments are those of `certify`; `labels` are in the order of the images.
 
     >>> f = lambda x: torch.stack([x.mean((1, 2, 3)), 0.5 - x.mean((1, 2, 3))], 1)
     >>> images = ((i, torch.ones(1, 4, 4)) for i in range(3))
@@ -70,12 +69,13 @@ def certify_each(
     right = check_labels(labels, count, more.get("num_classes")) if skip_wrong else None
     if x is None:
         return
-    way = Way(sigma, soft=soft, **more)
+    how = Sampling(sigma, soft=soft, **more)
     plan = partial(looks, n, alpha, sequential=question is not None)
-    if on_fast_path(model, x, way, fast, count * n):
-        yield from certify_queue(model, source, n0, plan(step=step), question, way, count, right)
+    if on_fast_path(model, x, how, fast, count * n):
+        whole = plan(step=step)
+        yield from certify_queue(model, source, n0, whole, question, how, count, right)
         return
-    for place, sampler in enumerate(in_turn(model, source, way)):
+    for place, sampler in enumerate(in_turn(model, source, how)):
         own = None if right is None else [right[place]]
         yield [place], certified(sampler, n0, plan(step=sampler.block), question, own)
 
@@ -91,22 +91,22 @@ def predict_each(
     fast: bool | None = None,
     **more: Any,
 ) -> Iterator[tuple[list[int], Prediction]]:
-    """`predict` for `count` images (index, x [c, h, w]), as they come; see `certify_each`."""
+    """`predict` for `count` images (index, x [c, h, w]) one by one; see `certify_each`."""
     sigma = check_sigma(sigma)
     check_options(sigma, 1, n, alpha)
     source, x = _peek(images)
     if x is None:
         return
-    way = Way(sigma, **more)
-    if on_fast_path(model, x, way, fast, count * n):
-        yield from predict_queue(model, source, n, alpha, way, count)
+    how = Sampling(sigma, **more)
+    if on_fast_path(model, x, how, fast, count * n):
+        yield from predict_queue(model, source, n, alpha, how, count)
         return
-    for place, sampler in enumerate(in_turn(model, source, way)):
+    for place, sampler in enumerate(in_turn(model, source, how)):
         yield [place], predicted(sampler, n, alpha)
 
 
 def _peek(images: Source) -> tuple[Iterator[tuple[int, Tensor]], Tensor | None]:
-    """The images, and the first of them."""
+    """The images again, and the first of them; None if there is none."""
     source = iter(images)
     first = next(source, None)
     if first is not None and not (isinstance(first, tuple) and len(first) == 2):

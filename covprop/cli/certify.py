@@ -89,7 +89,7 @@ def certify(
     import torch
 
     from covprop.certify import SampleWarning, certify_each
-    from covprop.certify.calls import check_options
+    from covprop.certify.inputs import check_options
     from covprop.certify.noise import block_size
     from covprop.certify.rows import Row
     from covprop.cli.filling import fill_log
@@ -149,7 +149,6 @@ def certify(
         positions,
         device=where,
         evaluate=evaluate,
-        rows=_rows,
         restart=restart,
     )
     if rows is not None:
@@ -182,26 +181,6 @@ def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
         "it is now, and once that is trained further it takes --restart to certify it."
     )
     return {"epochs": epochs[0], "epochs_planned": epochs[1]}
-
-
-def _rows(index: list[int], labels: list[int], found: "Certificate", seconds: float) -> list["Row"]:
-    from covprop.certify.rows import Row
-
-    return [
-        Row(
-            idx=i,
-            label=labels[k],
-            predict=int(found.prediction[k]),
-            radius=float(found.radius[k]),
-            correct=int(found.prediction[k] == labels[k]),
-            seconds=seconds,
-            p_lower=float(found.p_lower[k]),
-            count=int(found.count[k]),
-            n=int(found.n[k]),
-            nan=int(found.nan[k]),
-        )
-        for k, i in enumerate(index)
-    ]
 
 
 def _mode(soft: bool, delta: float | None, at_least: Sequence[float] | None) -> str:

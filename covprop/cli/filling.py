@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from covprop.certify.rows import AnyRow
     from covprop.data import Batch, FolderImages, Images
 
-Found = TypeVar("Found")
-Answers = Iterator[tuple[list[int], Found]]
+Answers = Iterator[tuple[list[int], Any]]
+"""Places in a sequence of images, and the Certificate or Prediction of these."""
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 LOAD = 16  # images read at a time
 
@@ -35,16 +35,16 @@ def fill_log(
     positions: Sequence[int],
     *,
     device: "torch.device",
-    evaluate: "Callable[[Iterator[tuple[int, Tensor]], list[int]], Answers[Found]]",
-    rows: "Callable[[list[int], list[int], Found, float], list[AnyRow]]",
+    evaluate: "Callable[[Iterator[tuple[int, Tensor]], list[int]], Answers]",
     restart: bool = False,
 ) -> "list[AnyRow] | None":
     """Add to a log the rows it still lacks; all of them, or None while other processes work.
 
-    `evaluate(images, labels)` answers a sequence of (position, image) as it can, and says the
-    places in it that an answer is for; `rows(positions, labels, answer, seconds)` makes the rows.
+    `evaluate(images, labels)` answers a sequence of (position, image) in any order: it yields
+    places in the sequence, and their Certificate or Prediction.
     """
     from covprop.certify.records import Log
+    from covprop.certify.rows import rows_of
 
     if path.suffix != ".tsv":
         raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
@@ -63,7 +63,7 @@ def fill_log(
                 for places, found in evaluate(source, labels):
                     index = [todo[p] for p in places]
                     seconds = lap() / len(places)
-                    for row in rows(index, [labels[p] for p in places], found, seconds):
+                    for row in rows_of(kind, index, [labels[p] for p in places], found, seconds):
                         log.append(row)
                     advance(len(places))
         except KeyboardInterrupt:

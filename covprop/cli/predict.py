@@ -1,6 +1,5 @@
 """`covprop predict`: what the smoothed classifier says, on a data set or on image files."""
 
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from covprop.certify import Prediction
-    from covprop.certify.rows import PredictRow
 
 
 def predict(
@@ -60,7 +58,7 @@ def predict(
 
     from covprop.certify import predict as vote
     from covprop.certify import predict_each
-    from covprop.certify.calls import check_options
+    from covprop.certify.inputs import check_options
     from covprop.certify.rows import PredictRow
     from covprop.cli.filling import fill_log
     from covprop.cli.subject import open_subject
@@ -102,7 +100,6 @@ def predict(
         positions,
         device=where,
         evaluate=evaluate,
-        rows=_rows,
         restart=restart,
     )
     if rows is not None:
@@ -133,7 +130,7 @@ def _read_pictures(paths: Sequence[Path], shape: tuple[int, int, int], cropped: 
         if not path.exists():
             raise InvalidInput(f"There is no image {path}.")
         if cropped:
-            pictures.append(read_image(path, "none", random.Random(0), shape))
+            pictures.append(read_image(path, shape))
             continue
         image = open_image(path, "L" if shape[0] == 1 else "RGB")
         if (image.height, image.width) != shape[1:]:
@@ -150,24 +147,3 @@ def _show(pictures: list[Path], found: "Prediction", names: tuple[str, ...]) -> 
         guess = int(found.prediction[i])
         name = names[guess] if guess >= 0 else "abstains"
         typer.echo(f"{path}\t{guess}\t{name}\t{found.count[i]} of {found.n[i]} samples")
-
-
-def _rows(
-    index: list[int], labels: list[int], found: "Prediction", seconds: float
-) -> list["PredictRow"]:
-    from covprop.certify.rows import PredictRow
-
-    return [
-        PredictRow(
-            idx=i,
-            label=labels[k],
-            predict=int(found.prediction[k]),
-            correct=int(found.prediction[k] == labels[k]),
-            seconds=seconds,
-            count=int(found.count[k]),
-            runner_up=int(found.runner_up[k]),
-            n=int(found.n[k]),
-            nan=int(found.nan[k]),
-        )
-        for k, i in enumerate(index)
-    ]

@@ -1,7 +1,7 @@
 """Processes that decode the images of class folders, kept from one epoch to the next.
 
-Pixels come back through memory that all of them share and use again and again: the system takes
-longer to hand out fresh pages for every batch than the pixels take to be copied.
+Pixels come back through shared memory that is used again for every batch: allocating fresh pages
+would take longer than copying the pixels.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class Workers:
 
 
 class _Files(Dataset[str]):
-    """What a process needs to decode chunks into their slots."""
+    """Decodes chunks into their slots, in a worker process."""
 
     def __init__(self, data: FolderImages, augment: str, slots: Tensor) -> None:
         # A copy, since the set itself would never be freed if the processes kept for it held it.

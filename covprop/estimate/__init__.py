@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.estimate.alone import RUN_ONLY, check_alone
 from covprop.estimate.dense import dense
+from covprop.estimate.independence import RUN_ONLY, check_independence
 from covprop.estimate.linearized import linearized
 from covprop.estimate.result import Margin
 from covprop.estimate.sampled import sampled
@@ -94,5 +94,5 @@ def margin(
     check_range(x, value_range)
     with switched(model, training=False):
         if estimator in RUN_ONLY:
-            check_alone(model, x)
+            check_independence(model, x)
         return ESTIMATORS[estimator](model, x, sigma, **options)

@@ -52,7 +52,7 @@ SLOPES: dict[Any, Callable[[Layer], float]] = {
     leaky_relu: negative_slope,
     random_leaky_relu: lambda layer: sum(random_slopes(layer)) / 2,
 }
-"""Of the rules whose activations are a ReLU but for their slope left of 0."""
+"""Rules of ReLUs and leaky ReLUs -> the slope left of 0."""
 
 
 def relu_covariance(mean: Tensor, cov: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def activation_moments(
     if step.rule.cov is prelu:
         raise InvalidInput("the dense estimator has no PReLU; use LeakyReLU for the comparison.")
 
-    def columns(units: Tensor) -> Tensor:  # as images: bounds may differ by channel and pixel
+    def columns(units: Tensor) -> Tensor:  # as images, since clamps may differ by channel and pixel
         return layer(units.T.reshape(-1, *step.shape)).flatten(1).T
 
     return series_covariance(columns, mean, cov)
@@ -137,7 +137,7 @@ class _Joint:
         self.cov = sigma**2 * torch.eye(x.numel(), dtype=torch.float64)
 
     def add(self, slot: int, value: Tensor, own: Tensor, cross: Tensor) -> None:
-        """A new live value: its own covariance, and that with everything alive."""
+        """Add a live value: its own covariance, and its cross-covariance with all live ones."""
         old, new = self.cov.shape[0], own.shape[0]
         check_size(old + new)
         self.cov = torch.cat([torch.cat([self.cov, cross.T], 1), torch.cat([cross, own], 1)], 0)

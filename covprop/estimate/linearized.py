@@ -37,11 +37,11 @@ def linearize(
             has the runner-up that is the largest there: the class has to win against all.
         create_graph: keep the graph of logits, gap and variance, to train on them.
     """
-    # In inference mode nothing has a gradient; asking first leaves a compiled step as it was.
+    # Inference mode has no gradients. It is left only if it is on: a compiled step stays unchanged.
     leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     with leave, torch.enable_grad():
         at = points.detach().clone().requires_grad_(True)
-        # Of torch's ways to compute attention the plain one alone has a second derivative.
+        # Of torch's attention kernels only the plain one has a second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext()
         with Pullback() as pullback, attention:
             logits = checked_logits(model, at)
@@ -58,7 +58,7 @@ def linearize(
 def slope_of(
     model: nn.Module, gap: Tensor, at: Tensor, pullback: Pullback, create_graph: bool
 ) -> Tensor:
-    """∇ gap, or one sentence about a network that has none."""
+    """∇ gap, or InvalidInput if the network is not differentiable."""
     try:
         return pullback(gap, at, create_graph)
     except RuntimeError as error:
@@ -79,13 +79,12 @@ def top_two_of_mean(logits: Tensor, copies: int) -> TopTwo:
 def linearized(
     model: nn.Module, x: Tensor, sigma: float, samples: int = 0, create_graph: bool = False
 ) -> Margin:
-    """Exact when the network is linear within the noise; an own variance for every image.
+    """The margin linearised at x: a variance for each image, exact if the network is linear there.
 
     Args:
         samples: 0 takes the gradient at the clean image. k > 0 takes it at k noisy points and
-            averages squared norm and margin, that over the largest other class at each: better at
-            large σ, where the clean gradient says too little. Points come in pairs x ± ε, in whose
-            mean what is linear in the noise cancels.
+            averages squared norm and margin (over the largest other class at each point), which is
+            better at large σ. Points come in pairs x ± ε, whose mean cancels what is linear in ε.
         create_graph: keep the graph, to train on the radius.
 
     In training mode a batch norm normalises by the batch's statistics; an image's gradient takes

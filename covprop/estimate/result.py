@@ -28,7 +28,7 @@ class Margin(NamedTuple):
 
 
 def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits, or one sentence where it does not take such images."""
+    """The model's logits, or InvalidInput if it does not take such images."""
     try:
         returned = model(x)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:

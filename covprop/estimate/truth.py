@@ -1,4 +1,4 @@
-"""How true the estimators are: predicted over Monte Carlo variance of the margin."""
+"""How accurate the estimators are: predicted over Monte Carlo variance of the margin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Truth:
     """One estimator on some images: quantiles of predicted/measured variance, and correlation.
 
     `correlation` is that of the logarithms over the images; NaN where either hardly varies.
-    `note` says why an estimator could not be asked.
+    `note` says why an estimator could not be used.
     """
 
     estimator: str
@@ -49,8 +49,8 @@ def estimator_table(
 
     The model is put in eval mode for the time of the call. `samples` fresh noisy copies of each
     image give the measured variance, with a relative error of about √(2/samples); the row
-    `sampled` shows that error, since it is a Monte Carlo estimate of its own. An estimator that
-    cannot be asked, as those that propagate cannot of a network with max pools, has a `note`.
+    `sampled` shows that error, since it is another Monte Carlo estimate. An estimator that cannot
+    be used, such as those that propagate on a network with max pools, has a `note`.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.certify.bounds import sample_warning
-from covprop.certify.calls import check_options
+from covprop.certify.inputs import check_options
 from covprop.certify.noise import block_size
 from covprop.certify.smooth import Certificate, certify
 from covprop.errors import CovpropError, InvalidInput
@@ -30,7 +30,7 @@ N0 = 100
 
 
 class Turns:
-    """One computation at a time; what somebody waits for goes before the background."""
+    """One computation at a time; those that the page waits for go before the background."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), threading.Lock()
@@ -56,7 +56,7 @@ class Turns:
             yield
 
     def finish(self, seconds: float) -> None:
-        """Wait, but not for ever, until nothing is being computed."""
+        """Wait at most so long until nothing is being computed."""
         if self._lock.acquire(timeout=seconds):
             self._lock.release()
 

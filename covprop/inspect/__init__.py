@@ -14,10 +14,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from covprop.certify.given import as_index
+from covprop.certify.inputs import as_index
 from covprop.errors import InvalidInput
 from covprop.files import write as write_file
-from covprop.inspect import cost, distribution, given, last_layer, layers, margin_map, toy
+from covprop.inspect import cost, distribution, inputs, last_layer, layers, margin_map, toy
 from covprop.inspect.figures import Exhibit
 from covprop.inspect.layers import Layer, choose_layers, find_layers, layer_table
 from covprop.mode import switched
@@ -74,15 +74,15 @@ def exhibits(
         >>> [(e.name, len(e.rows)) for e in shown]
         [('layers', 2)]
     """
-    parts = given.as_parts(parts, PARTS)
-    given.check_images(x)
+    parts = inputs.as_parts(parts, PARTS)
+    inputs.check_images(x)
     indices = as_index(indices, len(x))
-    images = None if images is None else given.as_positions(images, len(x))
+    images = None if images is None else inputs.as_positions(images, len(x))
     made: list[Exhibit] = []
     prop = Propagator(model, sigma, tuple(x.shape[1:]), settings)
     if "last-layer" in parts:
         count = prop.plan.steps[prop.plan.output - 1].out_shape[0]
-        labels, names = given.as_labels(labels, len(x), count), given.as_names(classes, count)
+        labels, names = inputs.as_labels(labels, len(x), count), inputs.as_names(classes, count)
     with switched(model, training=False):
         if settings.r_max == "estimated":
             prop.measure_r_max(x[:8])

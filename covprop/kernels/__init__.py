@@ -1,10 +1,10 @@
-"""The moment-ReLU and the tap sum as differentiable operations, by the fastest means at hand.
+"""The moment-ReLU and the tap sum as differentiable operations, in the fastest form there is.
 
 `moments.py` is the reference in plain torch, `blocked.py` the same in cache-sized blocks for the
-CPU, `triton_relu.py` the fused kernels for CUDA, and `half.py` what training in half precision on
-a GPU takes: quick formulas good to rounding, and a backward pass from the output alone. Under
-torch.compile the reference is taken, since the compiler fuses it with its neighbours; set
-`COVPROP_FUSED=0` to take it everywhere. `triton_muon.py` is another matter: Muon's step for CUDA.
+CPU, `triton_relu.py` the fused kernels for CUDA, and `half.py` the form for half precision on a
+GPU: quick formulas good to rounding, and a backward pass from the output alone. Under torch.compile
+the reference is used, since the compiler fuses it with its neighbours; with `COVPROP_FUSED=0` it
+is used everywhere. `triton_muon.py` has nothing to do with these: it is Muon's step for CUDA.
 """
 
 from __future__ import annotations
@@ -93,11 +93,10 @@ def moment_relu(mean: Tensor, std: Tensor, slope: float = 0.0) -> Tensor:
 def moment_relu_beside(
     mean: Tensor, std: Tensor, inverse: Tensor | None = None, again: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The same for slope 0, and the mean itself for what reads it `again`.
+    """The same for slope 0, and the input mean for later layers that read it `again`.
 
-    A residual network reads it twice. Going through here, both gradients are added where the
-    moment-ReLU's is computed, which saves a pass over the feature map. `inverse` is 1/std for
-    those who have it.
+    In a residual network they do. If they read it from here, both gradients are added in the kernel
+    of the moment-ReLU's, which saves a pass over the feature map. `inverse` is 1/std, if known.
     """
     if takes(mean, std):
         return half_relu(mean, std, inverse, again)

@@ -22,7 +22,7 @@ HAVE_TRITON = importlib.util.find_spec("triton") is not None
 WANTED = os.environ.get("COVPROP_FUSED") != "0"
 
 TAIL = (-1.3257392, -1.80839, -0.41067657, -0.044468173, 4.1905178e-03, -1.8668314e-04)
-"""log₂ h(a), fitted to 0 ≤ a ≤ 6; it falls for ever, so a needs no bound."""
+"""log₂ h(a), fitted to 0 ≤ a ≤ 6; beyond, it keeps falling, so a needs no bound."""
 TAIL_OF_OUTPUT = (1.0002987, -0.047386443, -2.4672019, 3.0402206, -1.4999072, 0.27793453)
 """q(√u), u = out/s ≤ 4.6; beyond, E is next to nothing."""
 DENSITY = (0.0, 0.036431926, 2.5979564, -3.1625492, 2.0297110)
@@ -67,16 +67,16 @@ def is_matrix(x: Tensor) -> bool:
 
 
 def takes(mean: Tensor, std: Tensor) -> bool:
-    """Whether these tensors are treated here."""
+    """Whether this form is for these tensors."""
     half = mean.dtype in (torch.bfloat16, torch.float16)
     return WANTED and half and mean.is_cuda and std.dtype == torch.float32
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in this precision, and no call at all where it has it.
+    """x in this precision, without any call if it has it already.
 
-    For the result of a Function's forward: `.to` would return its own argument, and torch.compile
-    (2.11) then gives the gradient to that one, so that the Function passes back none.
+    For the result of a Function's forward: `.to` would return its argument, and torch.compile
+    (2.11) then gives the gradient to that argument instead of the Function.
     """
     return x if x.dtype == dtype else x.to(dtype)
 

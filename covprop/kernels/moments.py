@@ -1,9 +1,9 @@
-"""Means and variances of activations under N(μ, s²), in closed form: the plain torch reference.
+"""Means of activations under N(μ, s²), in closed form: the plain torch reference.
 
 Notation: z = μ/s, Φ and φ the standard normal distribution function and density. All functions
 take μ and s of broadcastable shapes, s ≥ 0, and are finite for every finite μ and s, s = 0
-included. The rules read the means alone: after an activation they keep a bound on Σ, not the
-exact variances, which differ by image.
+included. There are no variances here: after an activation the rules keep a bound on Σ, since the
+exact variances differ by image.
 """
 
 from __future__ import annotations
@@ -63,34 +63,9 @@ def relu_mean(mean: Tensor, std: Tensor) -> Tensor:
     return (mean * normal_cdf(z) + std * normal_pdf(z)).clamp_min(0.0)
 
 
-def relu_variance(mean: Tensor, std: Tensor) -> Tensor:
-    """Var[relu(x)] = s²[(1 + z²)Φ(z) + zφ(z) − (zΦ(z) + φ(z))²].
-
-    For z > 0 that subtracts large numbers; relu(x) = x + relu(−x) gives the same value from the
-    small tail: s²[1 − 2Φ(−z) + v(−z)].
-    """
-    z = standardise(mean, std)
-    tail = -z.abs()
-    cdf, pdf = normal_cdf(tail), normal_pdf(tail)
-    lower = (1 + tail * tail) * cdf + tail * pdf - (tail * cdf + pdf) ** 2
-    unit = torch.where(z > 0, 1 - 2 * cdf + lower, lower)
-    return std * std * unit.clamp_min(0.0)
-
-
 def leaky_relu_mean(mean: Tensor, std: Tensor, slope: float | Tensor) -> Tensor:
     """E[leaky(x)] = aμ + (1 − a)·E[relu(x)], since leaky(x) = ax + (1 − a)relu(x)."""
     return slope * mean + (1 - slope) * relu_mean(mean, std)
-
-
-def leaky_relu_variance(mean: Tensor, std: Tensor, slope: float | Tensor) -> Tensor:
-    """a²s² + (1 − a)²Var[relu(x)] + 2a(1 − a)s²Φ(z), with Cov(x, relu(x)) = s²Φ(z)."""
-    covariance = std * std * normal_cdf(standardise(mean, std))
-    rest = 1 - slope
-    return (
-        slope * slope * std * std
-        + rest * rest * relu_variance(mean, std)
-        + 2 * slope * rest * covariance
-    )
 
 
 def gelu_mean(mean: Tensor, std: Tensor) -> Tensor:
@@ -98,36 +73,6 @@ def gelu_mean(mean: Tensor, std: Tensor) -> Tensor:
     root = torch.sqrt(1 + std * std)
     h = mean / root
     return mean * normal_cdf(h) + std * (std / root) * normal_pdf(h)
-
-
-def gelu_variance(mean: Tensor, std: Tensor) -> Tensor:
-    """Var[xΦ(x)], from E[x²f] = (μ² + s²)E[f] + 2μs²E[f′] + s⁴E[f″] with f = Φ².
-
-    E[f] = Φ(h) − 2T(h, a) with Owen's T, a = 1/√(1 + 2s²) and h = μ/√(1 + s²); its derivatives in
-    μ are E[f′] = 2φ(h)Φ(ah)/r and E[f″] = 2[aφ(h)φ(ah) − hφ(h)Φ(ah)]/r² with r = √(1 + s²).
-    Computed in float64, since it is a difference of large numbers.
-    """
-    mu, s = mean.double(), std.double()
-    variance = s * s
-    root = torch.sqrt(1 + variance)
-    h, a = mu / root, torch.rsqrt(1 + 2 * variance)
-    cdf, pdf = normal_cdf(a * h), normal_pdf(h)
-    zeroth = normal_cdf(h) - 2 * owens_t(h, a)
-    first = 2 * pdf * cdf / root
-    second = 2 * (a * pdf * normal_pdf(a * h) - h * pdf * cdf) / root**2
-    square = (mu * mu + variance) * zeroth + 2 * mu * variance * first + variance**2 * second
-    return (square - gelu_mean(mu, s) ** 2).clamp_min(0.0).to(mean.dtype)
-
-
-def owens_t(h: Tensor, a: Tensor, nodes: int = 32) -> Tensor:
-    """T(h, a) = (1/2π)∫₀ᵃ exp(−h²(1 + t²)/2)/(1 + t²) dt for 0 ≤ a ≤ 1, by Gauss–Legendre."""
-    points, weights = np.polynomial.legendre.leggauss(nodes)
-    total = torch.zeros_like(h * a)
-    for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
-        t = 0.5 * a * (point + 1)
-        square = 1 + t * t
-        total = total + weight * torch.exp(-0.5 * h * h * square) / square
-    return total * a / (4 * math.pi)
 
 
 @torch.compiler.assume_constant_result  # a compiler cannot look into it

@@ -1,4 +1,4 @@
-"""What every training method takes and gives, and how it meets noise."""
+"""What every training method takes and returns, and how noise is added."""
 
 import math
 from collections.abc import Hashable
@@ -13,7 +13,7 @@ from covprop.logits import as_logits
 
 
 class Losses(NamedTuple):
-    """What a method makes of a batch of b images and k classes."""
+    """What a method returns for a batch of b images and k classes."""
 
     per_sample: Tensor
     """[b]: the loss of each image; their mean is what is minimised."""
@@ -25,7 +25,7 @@ class Losses(NamedTuple):
 
 
 class Method(Protocol):
-    """A training method: from clean images in [0, 1] to the loss of each; it adds its own noise.
+    """A training method: from clean images in [0, 1] to the loss of each; it adds the noise itself.
 
     It may also have `phase(epoch) -> Hashable | None`: see `phase_of`.
     """
@@ -36,10 +36,10 @@ class Method(Protocol):
 
 
 def phase_of(method: Method, epoch: int) -> Hashable | None:
-    """What `method` makes of the epoch's number: its `phase`, or else the number itself.
+    """The phase of training that an epoch belongs to: `method.phase(epoch)`, or else its number.
 
-    Epochs of one phase run the same operations, so that a GPU can replay a recorded step. None
-    says that no step is like another, for instance because values are read back from the device.
+    Epochs of one phase run the same operations, so a GPU can replay a recorded step. None says that
+    steps cannot be recorded, for instance because values are read back from the device.
     """
     phase = getattr(method, "phase", None)
     return epoch if phase is None else phase(epoch)
@@ -48,7 +48,7 @@ def phase_of(method: Method, epoch: int) -> Hashable | None:
 def draw(x: Tensor, samples: int, sigma: float, generator: torch.Generator) -> Tensor:
     """Noise N(0, σ²) for `samples` copies of every image: [b, samples, *image].
 
-    It is drawn on the device of x. A generator on another device gives the seed for one there.
+    It is drawn on the device of x; a generator on another device seeds one there.
     """
     if generator.device.type != x.device.type:
         seed = int(torch.randint(2**62, (), generator=generator))
@@ -66,7 +66,7 @@ def logits_of(model: nn.Module, x: Tensor, added: Tensor) -> Tensor:
 
 
 def laid_out_as(x: Tensor, noisy: Tensor) -> Tensor:
-    """Noisy copies of channels-last images, channels-last too; others as they are."""
+    """Noisy copies in the memory layout of x: channels-last or unchanged."""
     if x.ndim == 4 and not x.is_contiguous():
         return noisy.contiguous(memory_format=torch.channels_last)
     return noisy

@@ -22,11 +22,11 @@ from covprop.radius import RadiusLoss, estimated_radius, gap_between, hinge, rat
 
 PRESETS = {"paper": PAPER, "reference": REFERENCE}
 OVERRIDES = tuple(one.name for one in fields(Settings) if one.name != "noisy_mean")
-"""Options that replace the preset's field of that name; `mean` says what noisy_mean would."""
+"""Options that replace the preset's field of that name; `mean` takes the place of noisy_mean."""
 OF_SIGMA = tuple(
     name for name in OVERRIDES if name not in ("offset", "hinge_in_sigma", "soft_term")
 )
-"""Those that mean nothing where no Σ is propagated."""
+"""Options about a propagated Σ, which `linearized` does not have."""
 
 CALIBRATION_IMAGES = 32
 CALIBRATION_MOMENTUM = 0.9
@@ -36,10 +36,10 @@ CALIBRATION_MOMENTUM = 0.9
 class Radius:
     """Cross-entropy(μ, y) + λ · max(0, Γ − estimated radius) where the prediction is right.
 
-    The mean of the logits μ and their covariance come from one of three estimators: `linearized`
-    (σ²‖∇ₓ margin‖² at the noisy image), the default, which stayed true while it was maximised;
-    `shared` (the paper's one Σ a layer), which a network learns to fool; `calibrated` (the same,
-    its variances corrected by measured ones, an exponential average over the steps).
+    Three estimators give the mean of the logits μ and the variance of the margin. `linearized`
+    (σ²‖∇ₓ margin‖² at the noisy image), the default, stayed accurate while it was maximised.
+    `shared` (the paper's one Σ a layer) is one that networks learn to fool. `calibrated` is the
+    same with its variances corrected by measured ones, an exponential average over the steps.
 
     Args:
         estimator: where the margin's variance comes from.
@@ -54,10 +54,10 @@ class Radius:
             from x. `linearized` always takes the network's own logits, at x + noise or at x.
             Default: "sample" with `linearized`, "clean" for the paper's preset, "noisy" for the
             reference's.
-        share: of each batch, how much `linearized` computes the radius of, the first images of it.
-            Their hinge counts 1/share, so that its mean over the batch stays what it is; the
-            others have no radius. A step then costs about 1 + share plain ones instead of 2. The
-            two parts run one after the other: a batch norm sees them as two batches.
+        share: the part of each batch, its first images, of which `linearized` computes the radius.
+            Their hinge is weighted by 1/share, which keeps its mean over the batch; the others have
+            no radius. A step then costs about 1 + share plain ones instead of 2. The two parts run
+            one after the other: a batch norm sees two batches.
 
     To weight each image's loss by its radius as well, or instead, see `covprop.methods.weighting`.
     """
@@ -83,7 +83,7 @@ class Radius:
     products: Literal["auto", "float32", "bfloat16"] | None = None
     _prop: Propagator | None = field(default=None, init=False, repr=False)
     _saved: dict[str, Any] | None = field(default=None, init=False, repr=False)
-    _r_max_epoch: int = field(default=-1, init=False, repr=False)  # in which it was measured last
+    _r_max_epoch: int = field(default=-1, init=False, repr=False)  # of the last measurement
 
     def __post_init__(self) -> None:
         check_fields("method", self)
@@ -124,13 +124,13 @@ class Radius:
             out = Gaussian(logits_of(model, x, noise).squeeze(1), prop.logit_covariance())
         else:
             x = x + noise.squeeze(1)
-            del noise  # as large as the images, and done with
+            del noise  # as large as the images
             out = prop(x)
         loss, radius = self._judge(out, y, weight)
         return Losses(loss, out.mean.detach(), radius)
 
     def phase(self, epoch: int) -> Hashable | None:
-        """Whether the radius counts; None where steps measure something on the way."""
+        """Whether the radius term is on; None if steps measure something."""
         if self.estimator == "calibrated" or self.settings.r_max == "estimated":
             return None
         return self.weight > 0 and epoch >= self.from_epoch
@@ -140,7 +140,7 @@ class Radius:
         return loss, estimated_radius(out, self.sigma, y, self.settings).detach()
 
     def compile_for(self, model: nn.Module) -> bool:
-        """Compile the passes of a step apart, where they can overlap; returns whether they can."""
+        """Compile the two passes separately if they can overlap; returns whether they can."""
         prop = self.propagator(model) if self.estimator == "shared" else None
         if prop is None or self.mean == "sample" or not prop.overlaps():
             return False
@@ -154,7 +154,7 @@ class Radius:
         """The hinge for the first `share` of the batch, the cross-entropy alone for the others."""
         count = max(1, round(self.share * len(x))) if weight else 0
         parts = []
-        if count:  # the gradient costs passes of its own, so it waits for its turn
+        if count:
             hinge_weight = weight * len(x) / count
             parts.append(self._hinged(model, x[:count], y[:count], noise[:count], hinge_weight))
         if count < len(x):
@@ -168,7 +168,7 @@ class Radius:
     def _hinged(
         self, model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, weight: float
     ) -> Losses:
-        """Var(margin) = σ²‖∇ₓ margin‖² at the image the network sees, its own for every image."""
+        """The loss with Var(margin) = σ²‖∇ₓ margin‖² at each noisy image."""
         settings = self.settings
         noisy = laid_out_as(x, x + noise.squeeze(1))
         found = linearize(model, noisy, self.sigma, create_graph=True)
@@ -176,8 +176,8 @@ class Radius:
         scaled, right = ratio(found.gap, found.var), found.top == y
         loss = F.cross_entropy(logits, y, reduction="none")
         loss = loss + weight * hinge(scaled, logits, right, self.sigma, settings.offset, settings)
-        # A label that loses: how far it is behind, over the top two's deviation; its own would
-        # cost another pass.
+        # Where the label loses, its gap is divided by the top two's deviation: that of its own
+        # margin would cost another pass.
         behind = gap_between(logits, y, found.top)
         radius = self.sigma * torch.where(right, scaled, ratio(behind, found.var))
         return Losses(loss, logits.detach(), radius.detach())
@@ -193,7 +193,8 @@ class Radius:
         return self._prop
 
     def _measure(self, prop: Propagator, x: Tensor, epoch: int, generator: torch.Generator) -> None:
-        """Refresh what is measured on noisy samples: variances each step, r_max each epoch."""
+        """Measure on noisy samples what the settings ask for: variances each step, r_max each
+        epoch."""
         if self.settings.r_max != "estimated" and self.estimator != "calibrated":
             return
         few = _first_images(x, generator)
@@ -229,7 +230,7 @@ class Radius:
 
 
 def _first_images(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Those that are measured on: the first of the global batch, the same in every process."""
+    """The first images of the global batch, the same in every process, to measure on."""
     few = x[:CALIBRATION_IMAGES].contiguous()
     world = generator.world if isinstance(generator, Stream) else 1
     if world == 1:

@@ -1,7 +1,7 @@
 """Weighting images by their ESTIMATED radius, on top of any method.
 
 No gradient flows through a weight, so the network gains nothing by fooling the estimate.
-`WithRadius` gives any method an estimated radius; `RadiusWeights` turns radii into weights, which
+`WithRadius` adds an estimated radius to any method; `RadiusWeights` turns radii into weights, which
 multiply the losses or say how often each image is drawn.
 """
 
@@ -21,20 +21,20 @@ from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
 
 SURE = 1e-4
-"""No single probability counts as closer to 0 or 1: 100,000 samples certify hardly more, at
-α = 0.001 a probability of at most 1 − 7e-5."""
+"""Probabilities are kept this far from 0 and 1: with α = 0.001, 100,000 samples certify at most a
+probability of 1 − 7e-5."""
 
 
 @dataclass(eq=False)
 class WithRadius:
-    """A method whose `Losses.radius` is always there.
+    """A method whose `Losses.radius` is always set.
 
-    Where the method has no radius of its own, it is the margin of its noisy logits, label against
-    best other class, over the deviation that the propagated Σ gives it. Σ needs no image: it costs
-    one small pass a step, without gradient. Batch norms count with their running variance.
+    If the method has no radius, it is the margin of its noisy logits, label against best other
+    class, over the deviation by the propagated Σ. That costs one small pass a step, without
+    gradient and without images. Batch norms use their running variance.
 
-    Of "probability" it is σ Φ⁻¹(p) instead, whatever the method, with p the softmax probability
-    of the label in the noisy logits: it needs no Σ, so it costs nothing and any model will do.
+    With `of="probability"` it is always σ Φ⁻¹(p), p the softmax probability of the label in the
+    noisy logits. That needs no Σ, so it costs nothing and works for any model.
     """
 
     method: Method
@@ -72,7 +72,7 @@ class WithRadius:
         try:
             return Propagator(model, self.sigma, self.input_shape, self.settings)
         except UnsupportedModel as error:
-            # Its remedies are about the model, and here the weighting is what asks too much of it.
+            # The remedy here is another weighting, not another model.
             places = [f"{fault.name} ({fault.operation})" for fault in error.faults]
             refused = UnsupportedModel(
                 'weighting.name = "radius" propagates Σ through the model, which fails at '
@@ -149,7 +149,7 @@ class RadiusWeights:
         self.start = self.radius.cpu().clone()  # at the epoch's start
 
     def start_epoch(self) -> None:
-        """Hold on to the radii: with seed and epoch they say the epoch's order."""
+        """Keep the radii, which with seed and epoch determine the epoch's order."""
         if self.by == "sampling":
             self.start = self.radius.cpu().clone()
 
@@ -158,14 +158,13 @@ class RadiusWeights:
         if self.by == "loss" or not self.phase(epoch):
             return None
         generator = torch.Generator().manual_seed(noise.seed_of(seed, "order", epoch))
-        # On the CPU, so that an order does not depend on how a GPU rounds.
+        # On the CPU, so that the order does not depend on how a GPU rounds.
         return resample(self._weights(self.start, self.start).clamp(min=self.low), generator)
 
     def update(self, index: Tensor, radius: Tensor) -> None:
         """Take in the radii of a batch; `index` are the images' places in the training set.
 
-        A radius that is not finite (a covariance of 0 early in training) says nothing and is
-        left out.
+        Radii that are not finite (a covariance of 0 early in training) are left out.
         """
         self.radius = self.radius.to(index.device)
         new = radius.detach().to(self.radius.dtype)
@@ -173,7 +172,7 @@ class RadiusWeights:
         mixed = self.momentum * old + (1 - self.momentum) * new
         mixed = torch.where(old.isnan(), new, mixed)
         mixed = torch.where(new.isfinite(), mixed, -torch.inf)
-        # Twice in a batch, an image keeps its larger value, whichever was written last.
+        # An image that is twice in a batch keeps its larger value, so the result is deterministic.
         found = self.radius.scatter_reduce(0, index, mixed, "amax", include_self=False)
         self.radius.copy_(torch.where(found == -torch.inf, self.radius, found))
 
@@ -186,8 +185,7 @@ class RadiusWeights:
         return weights if self.by == "loss" else (weights > 0).to(r.dtype)
 
     def _weights(self, r: Tensor, everyone: Tensor) -> Tensor:
-        # NaN while nothing was seen. A negative radius counts as 0, or hard images could make the
-        # mean negative.
+        # NaN before anything was seen. Negative radii count as 0, or the mean could be negative.
         mean = everyone.clamp(min=0).nanmean()
         weight = (r / mean).clamp(self.low, self.high)
         weight = torch.where(r < self.drop_below * mean, 0.0, weight)
@@ -232,7 +230,7 @@ def resample(weights: Tensor, generator: torch.Generator) -> Tensor:
     place = torch.rand(len(weights), generator=generator, dtype=torch.float64)
     share = weights.double()[images]
     ends = (share * (len(share) / share.sum())).cumsum(0).clamp(max=len(share))
-    ends[-1] = len(share)  # not a rounding error more or less
+    ends[-1] = len(share)  # exactly, in spite of rounding
     ends = (ends - offset).ceil().long()
     counts = ends.diff(prepend=ends.new_zeros(1))
     copies = images.repeat_interleave(counts)

@@ -19,7 +19,7 @@ def load_function(name: str) -> Callable[..., nn.Module]:
     path, function = code_file(name), name.rpartition(":")[2]
     if not path.is_file():
         raise InvalidInput(f'Model "{name}": there is no file {path}.')
-    # Two files of the same name in different folders must not shadow each other.
+    # Files of the same name in different folders must not shadow each other.
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
     assert spec is not None
@@ -48,7 +48,7 @@ def load_function(name: str) -> Callable[..., nn.Module]:
 def code_hash(name: str) -> str | None:
     """SHA-256 of the file that `"path/to/file.py:function"` names; None for a shipped model.
 
-    What the file imports is not looked at. None also if it cannot be read: who loads it says so.
+    What the file imports is not included. None also if it cannot be read: loading it raises.
     """
     if ".py:" not in name:
         return None

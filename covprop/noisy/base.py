@@ -17,11 +17,11 @@ from covprop.options import Fraction, Range
 
 @dataclass(frozen=True)
 class Task:
-    """What a method may know of the run it is part of.
+    """What a method is told about its run.
 
     Args:
         images: number of training images.
-        noise_rate: share of wrong labels, or None where nobody knows it.
+        noise_rate: share of wrong labels, or None if it is not known.
         sigma: standard deviation of the Gaussian input noise, which only `radius` uses.
         new_network: another network like the model, with other first weights.
     """
@@ -35,7 +35,7 @@ class Task:
 
 
 class Learned(NamedTuple):
-    """What a method makes of a batch of b images and k classes."""
+    """What a method returns for a batch of b images and k classes."""
 
     per_sample: Tensor
     """[b]: the loss of each image; their mean is what is minimised."""
@@ -60,17 +60,14 @@ class NoisyMethod(nn.Module):
         raise NotImplementedError
 
     def phase(self, epoch: int) -> Hashable:
-        """What of the epoch changes how a step computes; here nothing does.
-
-        Steps of one phase run the same operations on the same tensors.
-        """
+        """See `train.step.Step.phase`; here all epochs are alike."""
         return 0
 
     def start_epoch(self, model: nn.Module, epoch: int) -> None:
         """Called once before each epoch."""
 
     def networks(self) -> Sequence[nn.Module]:
-        """The networks besides the model, which stays the one that is judged."""
+        """The networks besides the model; only the model is evaluated and saved."""
         return ()
 
 

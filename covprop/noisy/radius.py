@@ -21,14 +21,14 @@ from covprop.radius import RadiusLoss, estimated_radius
 
 
 class Radius(NoisyMethod):
-    """Cross-entropy + λ · max(0, Γ − estimated radius), the first part not for everyone.
+    """Cross-entropy + λ · max(0, Γ − estimated radius), the cross-entropy not for all images.
 
-    From `from_epoch` on the cross-entropy of a share `drop` of the images is left out: those at
-    one end of the ranking by the radius each had when it was last seen. The paper's words say
-    the largest; the smallest is the reading under which doubtful images go.
+    From `from_epoch` on the cross-entropy of a share `drop` of the images is left out: those at one
+    end of the ranking by the radius each had when it was last seen. The paper's text says the
+    largest; the smallest is the reading under which doubtful images are left out.
 
-    With `layer`, nobody is left out: after so many plain epochs every image is learned through the
-    S-model's noise layer, and from `from_epoch` on those that are not dropped by their own label.
+    With `layer`, no image is left out: after so many plain epochs all images are learned through
+    the S-model's noise layer, and from `from_epoch` on those not dropped by their own label again.
 
     Args:
         end: which end is left out.

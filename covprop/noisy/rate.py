@@ -11,8 +11,8 @@ and one around the wrong ones; the rate is the weight of the lower one.
 
 The interval is the hull of both estimates' bootstrap intervals and of the share of labels that the
 network confidently contradicts (C's off-diagonal over n, unscaled). It covers chance and the
-disagreement of the three, not an error they share: a network that has learned the wrong labels by
-heart, or never learned the right ones, misleads them all. So it holds the truth less often than its
+disagreement of the three, not an error they share: a network that has memorised the wrong labels,
+or never learned the right ones, misleads them all. So it contains the truth less often than its
 confidence says, and in short runs much less often.
 """
 

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,7 @@ def _picture(split: data.Images | data.FolderImages, index: int) -> NDArray[np.u
     if isinstance(split, data.Images):
         image = split.images[index]
     else:
-        image = read_image(split.path(index), "none", random.Random(0), split.image_shape)
+        image = read_image(split.path(index), split.image_shape)
     return image.permute(1, 2, 0).numpy()
 
 

@@ -1,4 +1,4 @@
-"""A training step under wrong labels, and the memory of what training showed of every image."""
+"""A training step under wrong labels, and a memory of what training showed about every image."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEPT, RIGHT, SEEN = range(3)
 
 
 class Memory(nn.Module):
-    """For every image the class probabilities it got when it was seen, summed over the epochs.
+    """For every image its class probabilities each time it was seen, summed over the epochs.
 
-    A network learns the rule before the exceptions, so the mean over the epochs doubts a wrong
-    label even when the last network has learned it by heart.
+    A network learns the rule before the exceptions, so the mean over the epochs is low for a wrong
+    label even if the network has memorised it in the end.
     """
 
     probability: Tensor
@@ -37,7 +37,7 @@ class Memory(nn.Module):
         self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
 
     def update(self, index: Tensor, learned: Learned) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         self.probability.index_add_(0, index, learned.logits.softmax(1))
         self.seen.index_add_(0, index, torch.ones_like(index, dtype=self.seen.dtype))
         if learned.radius is not None:

@@ -1,4 +1,4 @@
-"""What is wrong with a model, in words: every fault with its place, its reason and its remedy."""
+"""The faults of a model in words: each with its place, reason and remedy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ REASONS: dict[Any, tuple[str, str]] = {
 
 
 BY_HAND = {MAX_POOL: MAX_POOL_CALL, PER_IMAGE_NORM: PER_IMAGE_NORM_CALL}
-"""What is said of a layer that `covprop.fix` leaves, though it mends others of its type."""
+"""The words for a layer that `covprop.fix` leaves although it replaces others of its type."""
 
 
 def explain(operation: Any, target: Any = None) -> tuple[str, str]:
@@ -103,7 +103,7 @@ def unsupported(model: str, faults: Sequence[Fault]) -> UnsupportedModel:
 
 
 _COVPROP = Path(__file__).parents[1]
-# Whoever asks (covprop.methods and so on) is not where the model is written.
+# A model's source line is in the user's files or in covprop/models, in no other part of covprop.
 _NOT_USERS = tuple(
     f"{folder}{os.sep}"
     for folder in (

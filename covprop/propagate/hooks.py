@@ -1,5 +1,5 @@
-"""Hooks, and a forward put on a layer, change what it computes: a trace does not see them, so no
-rule knows them."""
+"""Find hooks, and forward methods replaced on single modules: both change what a layer computes,
+and a trace does not see them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBCLASS = "subclass it with that forward instead, or take it off by `del module
 
 def refuse_hooked_weights(model: nn.Module) -> None:
     """Refuse weights that a hook sets before each forward pass (weight_norm and spectral_norm of
-    torch.nn.utils, pruning): a covariance would be made of those of the last pass."""
+    torch.nn.utils, pruning): covariances would use the weights of the pass before."""
     faults = []
     for name, module in model.named_modules():
         own = {key for key, _ in module.named_parameters(recurse=False)}
@@ -38,21 +38,21 @@ def refuse_hooked_weights(model: nn.Module) -> None:
 
 
 class Watch:
-    """What a module's own forward was given and returned, whatever its hooks made of it."""
+    """The arguments and the result of a module's own forward, without its hooks."""
 
     def __init__(self) -> None:
         self.given: tuple[Any, ...] = ()
         self.returned: Any = None
 
     def changed(self, args: tuple[Any, ...], value: Any) -> bool:
-        """Whether hooks exchanged the arguments or the value of the call."""
+        """Whether hooks replaced the arguments or the value of the call."""
         exchanged = any(a is not b for a, b in zip(args, self.given, strict=False))
         return exchanged or value is not self.returned
 
 
 @contextmanager
 def watched(module: nn.Module) -> Iterator[Watch]:
-    """Stand between a module's forward and the hooks around it."""
+    """Watch a module's own forward, inside the hooks around it."""
     watch = Watch()
 
     def before(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -73,8 +73,8 @@ def watched(module: nn.Module) -> Iterator[Watch]:
 
 
 def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
-    """A fault if hooks of the model itself, which a trace passes over, change image or logits, or
-    if its forward is not that of its class, which a trace reads."""
+    """A fault if hooks of the model itself change image or logits, or if its forward is not that
+    of its class: a trace sees the class's forward only."""
     if own_forward(model) != "forward":
         return [Fault("the model", type(model).__name__, "", PATCHED, SUBCLASS)]
     whole = _Bare(model, logits)
@@ -86,10 +86,8 @@ def root_hooks(model: nn.Module, x: Tensor, logits: Tensor) -> list[Fault]:
 
 
 def own_forward(module: nn.Module) -> str:
-    """The name of the method of its class that a module runs as forward; empty if it is none.
-
-    A method that torch.compile wraps counts as that method.
-    """
+    """The name of the method of its class that a module runs as forward; empty if it runs
+    something else. A method that torch.compile wraps counts as that method."""
     forward = vars(module).get("forward")
     if forward is None:
         return "forward"
@@ -101,7 +99,7 @@ def own_forward(module: nn.Module) -> str:
 
 
 def patched(module: nn.Module) -> bool:
-    """Whether a module's forward was replaced by something that is no method of its class."""
+    """Whether a module's forward was replaced by something other than a method of its class."""
     return not own_forward(module)
 
 
@@ -112,12 +110,12 @@ HOOKS = (
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything stands around a module's forward."""
+    """Whether a module has forward hooks."""
     return any(getattr(module, name) for name in HOOKS)
 
 
 class _Bare(nn.Module):
-    """The hooks of a model around nothing: it returns known logits, for any image."""
+    """A model's hooks without its layers: it returns the given logits for any image."""
 
     def __init__(self, model: nn.Module, logits: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands over, each with one sentence about what is wrong."""
+"""Checks of a caller's arguments; each raises one sentence that says what is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covprop.errors import InvalidInput
 
 
 def check_samples(samples: int, least: int = 2) -> None:
-    """Refuse what is no number of noisy samples; a variance needs two."""
+    """Refuse anything but a whole number of noisy samples; a variance needs two."""
     counted = isinstance(samples, SupportsIndex) and not isinstance(samples, bool)
     if not counted or int(samples) < least:
         raise InvalidInput(
@@ -21,13 +21,13 @@ def check_samples(samples: int, least: int = 2) -> None:
 
 
 def check_momentum(momentum: float) -> None:
-    """Refuse what is no weight of an average; 1 would never take a measurement in."""
+    """Refuse anything but a number in [0, 1); with 1 no measurement would count."""
     if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise InvalidInput(f"momentum is {momentum!r}: give a number in [0, 1).")
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """An image shape as a tuple, or one sentence about what is wrong with it."""
+    """An image shape as a tuple, or InvalidInput."""
     given = isinstance(shape, Sequence) and len(shape) > 0
     if not given or not all(isinstance(n, SupportsIndex) and int(n) > 0 for n in shape):
         found = (
@@ -40,7 +40,7 @@ def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
-    """Refuse images of another shape, type or device than the model and its plan are for."""
+    """Refuse images whose shape, type or device do not fit the model and its plan."""
     if not isinstance(x, Tensor):
         raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x).")
     if tuple(x.shape) == shape:
@@ -66,9 +66,9 @@ def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
 
 @contextmanager
 def type_named(x: Tensor, model: nn.Module) -> Iterator[None]:
-    """One sentence where a layer refuses images for their type.
+    """Turn a layer's error about the type of its input into one sentence.
 
-    Not looked at beforehand: autocast, `Normalize` or a cast in forward may make them fit.
+    It cannot be checked beforehand: autocast, `Normalize` or a cast in forward may convert.
     """
     try:
         yield

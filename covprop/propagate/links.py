@@ -1,4 +1,4 @@
-"""Whether a model still holds the layers that its plan runs."""
+"""Check that a model still holds the layers its plan was made from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covprop.errors import InvalidInput
 
 
 class Link(NamedTuple):
-    """A place in a model, and the module that a trace found there (None: there was none)."""
+    """A place in a model, and the module found there when it was traced (None: there was none)."""
 
     parent: nn.Module
     key: str
@@ -20,12 +20,12 @@ class Link(NamedTuple):
 
 
 def bare(module: nn.Module | None) -> nn.Module | None:
-    """The module itself, where torch.compile stands around it."""
+    """The module itself, without torch.compile's wrapper."""
     return getattr(module, "_orig_mod", module)
 
 
 def links_of(model: nn.Module, used: Iterable[nn.Module]) -> tuple[Link, ...]:
-    """The places of all modules that a trace came through, and of what holds them."""
+    """The places of all modules that a trace used, and of the modules that contain them."""
     used = set(used)
     places = dict(model.named_modules(remove_duplicate=False))
     found = []
@@ -34,7 +34,7 @@ def links_of(model: nn.Module, used: Iterable[nn.Module]) -> tuple[Link, ...]:
         if path and key != "_orig_mod" and not used.isdisjoint(module.modules()):
             found.append(Link(places[parent], key, bare(module), path))
         if isinstance(module, nn.Sequential) and module in used | {model}:
-            end = str(len(module))  # where append would put one more
+            end = str(len(module))  # where append would add a layer
             found.append(Link(module, end, None, f"{path}.{end}".lstrip(".")))
     return tuple(found)
 
@@ -42,7 +42,7 @@ def links_of(model: nn.Module, used: Iterable[nn.Module]) -> tuple[Link, ...]:
 def check_links(model: nn.Module, root: nn.Module, links: tuple[Link, ...]) -> None:
     """Refuse a model whose layers were replaced since the trace: the old ones would be used.
 
-    Only identities are compared, since every pass does this, compiled ones too.
+    It compares identities only, since it runs in every pass, compiled ones too.
     """
     if model is not root and bare(model) is not root:
         raise InvalidInput("the model was replaced since the propagator was built: build another.")

@@ -1,6 +1,6 @@
-"""A look at a model's steps on meta tensors: every shape, and every operation no rule covers.
+"""Run a model's steps on meta tensors: find every shape, and every operation without a rule.
 
-No number is computed for it, and the model is neither run nor touched.
+No numbers are computed, and the model is neither run nor changed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MADE = {
     *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 }
-"""Functions that take the type and device of a tensor, but none of its values."""
+"""Functions that read a tensor's type and device, but none of its values."""
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
 class Look(nn.Module):
-    """Interprets the steps on meta tensors, filling in shapes and rules and gathering faults."""
+    """Interprets the steps on meta tensors, fills in shapes and rules, and collects faults."""
 
     def __init__(self, model: nn.Module, steps: list[Step], settings: Settings) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Look(nn.Module):
         self.done: list[Step] = []
         self.values: list[Any] = []
         self.covs: list[Tensor | None] = []
-        self.guessed = False  # whether the last value has a shape that nobody computed
+        self.guessed = False  # whether the shape of the last value is an assumption
 
     def forward(self, x: Tensor) -> None:
         values, covs = self.values, self.covs
@@ -55,9 +55,9 @@ class Look(nn.Module):
             covs.append(cov)
 
     def look(self, step: Step, values: list[Any]) -> Any:
-        """A step's value on meta tensors. A user's layer with a rule of its own may do what meta
-        tensors cannot (branch on its data); its output is then assumed to have its input's shape,
-        with the number of channels that its rule gives."""
+        """A step's value on meta tensors. A user's layer that has a rule may fail on them (if it
+        branches on data); its output is then assumed to have its input's shape, with the number
+        of channels that its rule gives."""
         target, self.guessed = step.target, False
         try:
             if not isinstance(target, nn.Module):
@@ -77,13 +77,14 @@ class Look(nn.Module):
             self.guessed = True
             return torch.empty_like(values[refs(step.args)[0]])
 
-    def apply_rule(self, step: Step, covs: list[Tensor | None], values: list[Any]) -> Tensor:
+    def apply_rule(self, step: Step, values: list[Any], covs: list[Tensor | None]) -> Tensor:
+        """The covariance that a step's rule gives, or the fault of the rule."""
         assert step.rule is not None
         rule = step.rule.cov.__name__
         try:
             cov = step.covariance(step.layer(values), covs, values, self.settings)
         except FAILURES as error:
-            if self.faults:  # perhaps only because of one of them
+            if self.faults:  # one of which may be the reason
                 return unknown(values[-1])
             what = type(error).__name__
             raise UnsupportedModel(
@@ -99,13 +100,13 @@ class Look(nn.Module):
     def resolve(
         self, step: Step, values: list[Any], covs: list[Tensor | None]
     ) -> tuple[Step, Tensor | None]:
+        """A step with its operands, shapes and rule, and its covariance, None without noise."""
         used = refs((step.args, step.kwargs))
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
         if not random or step.operation in MADE or not carries_noise(value):
             fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
             return replace(step, fixed=fixed), None
-        operation = step.operation
         given = operands_of(step)
         operands = tuple(
             arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
@@ -113,35 +114,41 @@ class Look(nn.Module):
         shapes = tuple(_shape(fill(arg, values)) for arg in given)
         step = replace(
             step, random=random, operands=operands, shapes=shapes,
-            out_shape=_shape(value), rule=find(operation),
+            out_shape=_shape(value), rule=find(step.operation),
         )  # fmt: skip
         if not all(keeps_batch(values[slot], values[0]) for slot in random):
             return step, unknown(value)  # the operation that lost it is a fault already
         try:
-            if isinstance(value, Tensor) and not value.is_floating_point():
-                raise Unsupported(*NOT_REAL)
-            if step.kwargs.get("out") is not None:  # F.normalize hands None on
-                raise Unsupported("it writes into the tensor given as out=", "use what it returns")
-            if step.rule is None:
-                raise Unsupported(*explain(operation, step.target))
-            rule = step.rule.cov.__name__
-            cov = self.apply_rule(step, covs, values)
-            if not keeps_batch(value, values[0]):
-                raise Unsupported("its output does not keep the batch in dimension 0",
-                                  "keep one row an image")  # fmt: skip
-            if self.guessed and len(cov) != len(covs[random[0]]):  # type: ignore[arg-type]
-                value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
-                step = replace(step, out_shape=_shape(value))
-            if not self.faults and not fits(step, cov, covs):
-                raise UnsupportedModel(
-                    f"the rule {rule} of {step.name} returned a covariance of "
-                    f"{len(cov)} channels for an output of {step.out_shape[0]}."
-                )
-            return replace(step, channels=len(cov)), cov
+            return self.follow(step, values, covs)
         except Unsupported as error:
-            what = describe(operation)
+            what = describe(step.operation)
             self.faults.append(Fault(step.name, what, step.where, error.why, error.remedy))
             return step, unknown(value)
+
+    def follow(
+        self, step: Step, values: list[Any], covs: list[Tensor | None]
+    ) -> tuple[Step, Tensor]:
+        """A step with noise and its covariance, or Unsupported."""
+        value = values[-1]
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            raise Unsupported(*NOT_REAL)
+        if step.kwargs.get("out") is not None:  # F.normalize passes None
+            raise Unsupported("it writes into the tensor given as out=", "use what it returns")
+        if (rule := step.rule) is None:
+            raise Unsupported(*explain(step.operation, step.target))
+        cov = self.apply_rule(step, values, covs)
+        if not keeps_batch(value, values[0]):
+            why = "its output does not keep the batch in dimension 0"
+            raise Unsupported(why, "keep one row an image")
+        if self.guessed and len(cov) != len(covs[step.random[0]]):  # type: ignore[arg-type]
+            value = values[-1] = value.new_empty(len(value), len(cov), *value.shape[2:])
+            step = replace(step, out_shape=_shape(value))
+        if not self.faults and not fits(step, cov, covs):
+            raise UnsupportedModel(
+                f"the rule {rule.cov.__name__} of {step.name} returned a covariance of "
+                f"{len(cov)} channels for an output of {step.out_shape[0]}."
+            )
+        return replace(step, channels=len(cov)), cov
 
 
 def keeps_batch(value: Any, x: Tensor) -> bool:
@@ -150,8 +157,8 @@ def keeps_batch(value: Any, x: Tensor) -> bool:
 
 
 def fits(step: Step, cov: Tensor, covs: list[Tensor | None]) -> bool:
-    """Whether a covariance may be that of a step's output: it is over all of its channels, or over
-    those of an image that was flattened, here or before."""
+    """Whether a covariance fits a step's output: it covers all channels, or, once the image is
+    flattened (here or earlier), the channels it had before."""
     if not step.out_shape:
         return True
     noisy = [
@@ -167,14 +174,14 @@ def fits(step: Step, cov: Tensor, covs: list[Tensor | None]) -> bool:
 
 
 def unknown(value: Any) -> Tensor:
-    """A covariance in the place of one that cannot be made, so that the look goes on."""
+    """A placeholder for a covariance that cannot be computed, so that the look can go on."""
     width = value.shape[1] if isinstance(value, Tensor) and value.ndim > 1 else 1
     return torch.empty(width, width, device="meta")
 
 
 def operands_of(step: Step) -> list[Any]:
-    """The operands of a call: the list that cat takes, or else the first two arguments; `alpha`,
-    which scales the second one of a sum, is none."""
+    """The operands of a call: the list that cat takes, or the first two arguments, not counting
+    `alpha`, which scales the second operand of a sum."""
     if "tensors" in step.kwargs:
         return list(step.kwargs["tensors"])
     named = sorted(step.kwargs, key=lambda name: name != "input")

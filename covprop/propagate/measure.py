@@ -1,4 +1,4 @@
-"""What noisy samples show at every layer: channel variances and the correlation of neighbours."""
+"""Measure on noisy samples, at every layer, channel variances and correlation of neighbours."""
 
 from __future__ import annotations
 

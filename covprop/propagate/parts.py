@@ -1,9 +1,9 @@
-"""The two passes compiled and side by side on a GPU: Σ runs ahead of the mean on its own stream.
+"""Both passes compiled, and run concurrently on a GPU: Σ ahead of the mean, on its own stream.
 
-Σ needs no image, and its products are too small to fill a GPU; the mean pass needs of it one vector
-a nonlinear layer. So both passes are cut into the same parts, each compiled by itself, and the
-mean's part waits for the part of Σ. Autograd runs every backward on the stream of its forward, so
-the backward passes overlap too. Recorded as a CUDA graph the two are two branches of it.
+Σ needs no image, and its products are too small to fill a GPU. The mean pass needs one vector of it
+for each nonlinear layer. So both passes are cut into the same parts, each compiled separately, and
+a part of the mean waits for the same part of Σ. Autograd runs each backward on the stream of its
+forward, so the backward passes overlap too. In a CUDA graph the two passes are two branches.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs
 from covprop.propagate.settings import Settings
 
 Ready = tuple[list[Deviation], torch.cuda.Event | None]
-"""The deviations of a part's steps, and when they are there."""
+"""The deviations of a part's steps, and the event that says they are computed."""
 
 SHARES = (0.12, 0.35, 0.65)
-"""Where to cut, as shares of the nonlinear steps. The first part is what the mean has to wait for,
-and what remains to do when the mean's backward is through, so it is small."""
+"""Where to cut, as shares of the nonlinear steps. The first part is small: the mean waits for it,
+and its backward remains when the mean's backward has ended."""
 
 
 class Part(NamedTuple):
@@ -43,8 +43,8 @@ def live_after(plan: Plan, stop: int) -> tuple[int, ...]:
 
 
 def places(plan: Plan) -> list[int]:
-    """Where to cut: behind a nonlinear step whose input is read again, so that both are computed
-    in one go, and nothing else is alive; or else wherever a single noisy value is."""
+    """Where to cut: after a nonlinear step whose input is read again, if no other noisy value is
+    alive there; if there is no such place, wherever a single noisy value is alive."""
     noisy = {0} | {k for k, step in enumerate(plan.steps, start=1) if step.rule is not None}
     alive = {stop: noisy.intersection(live_after(plan, stop)) for stop in range(1, len(plan.steps))}
     steps = dict(enumerate(plan.steps, start=1))
@@ -81,8 +81,8 @@ def placed(slots: tuple[int, ...], items: tuple[Any, ...], count: int) -> list[A
 
 
 def spread(step: Step, covs: list[Tensor | None]) -> Deviation:
-    """The deviations at a step, with their inverses where a kernel multiplies by them: computed
-    here they are a vector, in the kernel they would be computed for every number."""
+    """The deviations at a step, with their inverses where a kernel multiplies by them: here they
+    are computed once a channel, in the kernel they would be once for every number."""
     std = step.deviation(covs)
     if std is None or step.rule is None or step.rule.beside is None:
         return std
@@ -94,9 +94,9 @@ class Parts:
 
     def __init__(self, plan: Plan, device: torch.device, backend: str = "inductor") -> None:
         self.plan, self.parts = plan, cut(plan)
-        # Its kernels are small and others wait for them, so they go first.
+        # High priority: its kernels are small, and the mean waits for them.
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        if self.stream is not None:  # a weight has a gradient from either stream, as it should
+        if self.stream is not None:  # weights get gradients from both streams, as intended
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self.covariances = torch.compile(self._covariances, dynamic=False, backend=backend)
         self.means = torch.compile(self._means, dynamic=False, backend=backend)
@@ -117,7 +117,7 @@ class Parts:
                 here.wait_event(ready)
                 for std in stds:
                     for tensor in std if isinstance(std, tuple) else (std,):
-                        if tensor is not None:  # or its memory might be given away too early
+                        if tensor is not None:  # or its memory might be reused too early
                             tensor.record_stream(here)
             values = self.means(part, values, stds, settings)
         if self.stream is not None:

@@ -1,8 +1,8 @@
 """A model as a flat tuple of plain steps, and the passes over them.
 
-A loop over plain steps, rather than an interpreter of the fx graph, is what compiles, trains
-under DDP, deep-copies and works with functional_call: steps refer to the user's own modules.
-`trace.py` makes the steps.
+The passes loop over these steps instead of interpreting the fx graph. Such a loop compiles, trains
+under DDP, can be deep-copied and works with functional_call, because a step refers to the user's
+own module. `trace.py` makes the steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
 
 Correct = Callable[[int, Tensor], Tensor]
-"""From a slot and its propagated covariance to the one to go on with."""
+"""(slot, propagated covariance) -> corrected covariance."""
 
 Deviation = Tensor | tuple[Tensor, Tensor] | None
 """Standard deviations of a step's input, perhaps with their inverses; None if it needs none."""
@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Attribute:
-    """A parameter, buffer or constant of a module, read anew in every pass."""
+    """A parameter, buffer or constant of a module, read in every pass."""
 
     owner: nn.Module
     name: str
@@ -45,7 +45,7 @@ class Attribute:
 
 @dataclass(frozen=True, eq=False)  # by identity: not every value has a hash
 class Constant:
-    """A plain value that stands where the trace had an argument of forward."""
+    """A value fixed by the trace: a default argument of forward, or a tensor made in forward."""
 
     value: Any
 
@@ -55,7 +55,7 @@ class Step:
     """One operation of the network, with the rule that maps its covariance."""
 
     name: str  # qualified name for a module, node name otherwise
-    does: tuple[Any]  # the target; in a tuple, or torch.compile (2.11) sees no methods of Tensor
+    does: tuple[Any]  # (target,): torch.compile (2.11) loses a Tensor method outside a tuple
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     where: str = ""  # the user's source line
@@ -109,7 +109,7 @@ class Step:
     def covariance(
         self, layer: Layer, covs: Sequence[Tensor | None], values: list[Any], settings: Settings
     ) -> Tensor:
-        """Apply the covariance rule, handing it the extras it asks for."""
+        """Apply the covariance rule, with the extra arguments it asks for."""
         assert self.rule is not None
         extras: dict[str, Any] = {}
         for name in self.rule.extras:
@@ -141,7 +141,7 @@ class Step:
 
     @property
     def read_again(self) -> bool:
-        """Whether a later step reads the input too, and the rule can take account of that."""
+        """Whether a later step reads the input too, and the rule has a `beside` form for that."""
         known = self.rule is not None and self.rule.beside is not None
         return known and self.random[0] not in self.frees
 
@@ -189,8 +189,8 @@ class Plan:
     steps: tuple[Step, ...]
     output: int
     input_shape: tuple[int, ...]
-    root: nn.Module  # the model it was made of
-    links: tuple[Link, ...] = ()  # where the model had the modules of the steps
+    root: nn.Module  # the model that was traced
+    links: tuple[Link, ...] = ()  # where in the model the steps' modules were
 
     def covariances(
         self, cov: Tensor, settings: Settings, correct: Correct | None = None
@@ -204,7 +204,7 @@ class Plan:
         self, covs: list[Tensor | None], values: list[Any], stop: int, settings: Settings,
         correct: Correct | None = None,
     ) -> None:  # fmt: skip
-        """Go on with a covariance pass up to step `stop`; `values` holds what carries no noise."""
+        """Continue a covariance pass up to step `stop`; `values` are those without noise."""
         for slot in range(len(covs), stop + 1):
             step = self.steps[slot - 1]
             if step.rule is None:
@@ -223,7 +223,7 @@ class Plan:
         )
 
     def deviations(self, covs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """What the mean pass needs of the covariances: one vector for each nonlinear step."""
+        """What the mean pass needs from the covariances: one vector for each nonlinear step."""
         return [step.deviation(covs) for step in self.steps]
 
     def means(self, x: Tensor, deviations: Sequence[Tensor | None], settings: Settings) -> Tensor:
@@ -235,7 +235,7 @@ class Plan:
     def extend_means(
         self, values: list[Any], deviations: Sequence[Deviation], settings: Settings
     ) -> None:
-        """Go on with a mean pass for as many steps as there are deviations."""
+        """Continue a mean pass for as many steps as there are deviations."""
         start = len(values) - 1
         for step, std in zip(self.steps[start : start + len(deviations)], deviations, strict=True):
             if std is None:
@@ -252,8 +252,8 @@ class Plan:
                 values[slot] = None
 
     def needs_image(self) -> bool:
-        """Whether Σ depends on the images at hand: it does where a rule asks for the mean, as
-        batch norm does in training."""
+        """Whether Σ depends on the images: it does if a rule needs the mean, as batch norm does in
+        training."""
         return any(step.needs_image() for step in self.steps)
 
     def run(
@@ -278,7 +278,7 @@ class Plan:
         return Gaussian(values[self.output], self.logit_covariance(covs[self.output]))
 
     def run_plain(self, x: Tensor, visit: Callable[[int, Tensor], None]) -> None:
-        """The network itself, step by step, showing `visit` the value of every random slot."""
+        """Run the network step by step, calling `visit(slot, value)` for every random value."""
         values: list[Any] = [x]
         for slot, step in enumerate(self.steps, start=1):
             values.append(step.run(values))
@@ -289,5 +289,5 @@ class Plan:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Turns autocast off: it is for the mean. Half precision in Σ is up to `Settings.products`."""
+    """Turn autocast off, which is for the mean; `Settings.products` sets the precision of Σ."""
     return torch.autocast(device_type=x.device.type, enabled=False)

@@ -25,8 +25,8 @@ from covprop.propagate.trace import build
 
 
 def plans(model: nn.Module, shape: tuple[int, ...], settings: Settings) -> dict[bool, Plan]:
-    """A plan for training and one for evaluation: the same, unless forward itself asks
-    `self.training`, which a trace can only answer once."""
+    """The plans by `model.training`: one and the same, unless forward branches on `self.training`,
+    where a trace sees only one branch."""
     own = build(model, shape, settings)
     with switched(model, not model.training):
         other = build(model, shape, settings)
@@ -39,7 +39,7 @@ def plans(model: nn.Module, shape: tuple[int, ...], settings: Settings) -> dict[
 
 
 def check_names(plan: Plan, settings: Settings) -> None:
-    """A misspelt layer in a mapping of r_max would silently mean 0."""
+    """Refuse names in a mapping of r_max that are no layers: they would be ignored."""
     if isinstance(settings.r_max, Mapping):
         names = [step.name for step in plan.steps if step.rule is not None]
         for name in settings.r_max:
@@ -137,7 +137,7 @@ class Propagator(nn.Module):
         else:
             with type_named(x, self.model):
                 mean, cov = self._moments(x)
-        # A squeeze() in forward takes a batch of one for one more dimension to leave out.
+        # Checked here too, since a squeeze() in forward also drops the dimension of a batch of one.
         return Gaussian(as_logits(mean, len(x), type(self.model).__name__), cov, self.sigma)
 
     def _check(self, x: Tensor) -> None:
@@ -164,14 +164,14 @@ class Propagator(nn.Module):
         return Moments(self.plan.means(x, deviations, settings), self._output(covs))
 
     def overlaps(self) -> bool:
-        """Whether the two passes can run side by side: on a GPU, with a Σ that needs no image."""
+        """Whether the two passes can run concurrently: on a GPU, if Σ needs no image."""
         weight = next(self.model.parameters(), torch.empty(0))
         return weight.is_cuda and not self.calibrated and not self.plan.needs_image()
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Have torch.compile fuse the passes; takes its options.
+        """Compile the passes by torch.compile, with its options.
 
-        On a GPU, where Σ needs no image, the two passes are compiled apart and overlap.
+        On a GPU, if Σ needs no image, the two passes are compiled separately and overlap.
 
         Example:
             >>> prop.compile()      # doctest: +SKIP
@@ -219,17 +219,17 @@ class Propagator(nn.Module):
     @torch.no_grad()
     def measure_r_max(self, x: Tensor, samples: int = 16) -> dict[str, float]:
         """Measure r_max of every convolution and pool from noisy samples of a few images: the
-        correlation of its output's pixels, or with `multi_block` of those that it sums.
+        correlation of its output's pixels or, with `multi_block`, of the pixels that it sums.
 
-        Used from then on when the settings say `r_max="estimated"`; the first forward pass does
-        it by itself on the batch it is given.
+        With `r_max="estimated"` in the settings the result is used from then on; the first forward
+        pass measures on its own batch if nothing was measured before.
         """
         self._check(x)
         r_max: dict[str, float] = {}
         for plan in {id(plan): plan for plan in self.plans.values()}.values():
             found = measure(plan, self.model, x, self.sigma, samples)
             between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
-            for slot in found:  # of a layer that is used twice, the larger one
+            for slot in found:  # the largest value, if a layer is used more than once
                 step = plan.steps[slot - 1]
                 ends = step.random if self.settings.multi_block else (slot,)
                 seen = max(between[end] for end in ends)

@@ -15,7 +15,7 @@ Operation = type[nn.Module] | Callable[..., Any]
 """What a rule is registered for: a type of module, or a function."""
 
 _EXTRAS = ("mean", "shape", "out_shape", "shapes", "operands")
-"""What a rule gets if it names it as a parameter: the mean of its input, attributes of its step."""
+"""Further parameters a rule may name: the mean of its input, and attributes of its step."""
 
 
 class Unsupported(Exception):
@@ -36,7 +36,7 @@ class Rule:
     several: bool  # takes the covariances of all operands (None for a constant)
     extras: tuple[str, ...]  # which of _EXTRAS it asks for
     beside: Callable[..., tuple[Tensor, Tensor]] | None = None
-    """(mean, std, 1/std or None, whether the input is read again) -> mean after, mean before"""
+    """A fused form of `mean`: see `rule`."""
 
 
 _RULES: dict[Operation, Rule] = {}
@@ -91,10 +91,10 @@ def rule(
 
     The mean is mapped by the layer itself, unless `mean=` gives a function
     `(layer, mean, std, settings) -> mean`, with std the deviation [features] of the input's
-    entries along dimension 1. `beside=` may give a faster form of it, `(mean, std, inverse,
-    again) -> (mean after, mean)`: `inverse` is 1/std or None, and `again` says whether later
-    layers read the input too. They then read the mean it returns, so that one kernel computes
-    both gradients.
+    entries along dimension 1. `beside=` may give a faster form of it,
+    `(mean, std, inverse, again) -> (mean of the output, mean of the input)`, where `inverse` is
+    1/std or None. With `again`, later layers read the input too; they get the second result, so
+    that a single kernel adds up the gradients of both uses.
 
     Example: a layer that doubles its input.
         >>> class Double(nn.Module):
@@ -151,8 +151,8 @@ def has_rule(module: nn.Module) -> bool:
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
-    """A module's type; where its weights are parametrized (weight norm, spectral norm) the type
-    it had before: the rules read the weight that comes out."""
+    """A module's type; if its weights are parametrized (weight norm, spectral norm), the type it
+    had before, whose rule applies: rules read the resulting weight."""
     return parametrize.type_before_parametrizations(module)
 
 
@@ -164,7 +164,8 @@ def registered() -> Iterable[Operation]:
 def describe(operation: Any) -> str:
     """The name of an operation as a user writes it."""
     if isinstance(operation, type):
-        return f"nn.{operation.__name__}" if _is_torch(operation) else operation.__name__
+        torch_s = operation.__module__.startswith("torch.nn")
+        return f"nn.{operation.__name__}" if torch_s else operation.__name__
     name = getattr(operation, "__name__", str(operation))
     if getattr(torch.Tensor, name, None) is operation:
         return f"Tensor.{name}"
@@ -173,7 +174,3 @@ def describe(operation: Any) -> str:
     if getattr(torch, name, None) is operation:
         return f"torch.{name}"
     return name
-
-
-def _is_torch(operation: type) -> bool:
-    return operation.__module__.startswith("torch.nn")

@@ -1,4 +1,4 @@
-"""What can stand in the place of a layer that cannot be propagated."""
+"""Replacements for layers that cannot be propagated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNDILATED = (1, (1,), (1, 1), (1, 1, 1))
 
 
 def average_pool(layer: nn.Module) -> nn.Module | None:
-    """The average pool with a max pool's windows; padding does not count, as it never wins."""
+    """The average pool with a max pool's windows; padding, never the max, is not counted."""
     for dimension in ("1d", "2d", "3d"):
         if type(layer) is getattr(nn, f"MaxPool{dimension}") and layer.dilation in UNDILATED:
             pool = getattr(nn, f"AvgPool{dimension}")
@@ -24,8 +24,8 @@ def average_pool(layer: nn.Module) -> nn.Module | None:
 def act_norm(layer: nn.Module) -> nn.Module | None:
     """ActNorm over the same channels as a norm that works image by image.
 
-    A layer norm names the sizes of the last dimensions: of three, the first one is the channels
-    of an image; fewer may as well be features behind tokens, which lie in another dimension.
+    A layer norm is given the sizes of the last dimensions. Of three, the first is the channels of
+    an image; fewer may be the features of tokens, which are not in dimension 1.
     """
     if isinstance(layer, nn.GroupNorm):
         return ActNorm(layer.num_channels)
@@ -37,12 +37,12 @@ def act_norm(layer: nn.Module) -> nn.Module | None:
 
 
 def no_softmax(layer: nn.Module) -> nn.Module | None:
-    """Nothing, in the place of a softmax: the propagation works on logits."""
+    """An identity for a softmax: the propagation works on logits."""
     return nn.Identity() if isinstance(layer, nn.Softmax | nn.LogSoftmax) else None
 
 
 def nearest_upsampling(layer: nn.Module) -> nn.Module | None:
-    """Nearest up-sampling in the place of interpolation."""
+    """Nearest up-sampling for interpolation."""
     if isinstance(layer, nn.Upsample) and not str(layer.mode).startswith("nearest"):
         return nn.Upsample(layer.size, layer.scale_factor, mode="nearest")
     return None
@@ -52,7 +52,7 @@ REPAIRS = (average_pool, act_norm, no_softmax, nearest_upsampling)
 
 
 def repair(layer: nn.Module) -> nn.Module | None:
-    """What `covprop.fix` puts in the place of a layer; None where it leaves it."""
+    """What `covprop.fix` replaces a layer by; None if it leaves it."""
     return next((new for one in REPAIRS if (new := one(layer)) is not None), None)
 
 

@@ -46,18 +46,18 @@ SIGNS: dict[Any, int] = {
     **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 1),
     **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), -1),
 }
-"""Of the second operand of a sum: a ± αa is no sum of independent values but (1 ± α)·a."""
+"""The sign of the second operand. a ± αa is not a sum of independent values but (1 ± α)·a."""
 
 
 SPLITS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split)
-"""What makes several values, where a step has one: see `piece_of`."""
+"""Functions with several results. A step has one, so each result becomes a step: `piece_of`."""
 
 
 class _Tracer(fx.Tracer):
-    """Traces into the user's blocks; a module that has a rule of its own is one step.
+    """Traces into the user's blocks; a module that has a rule is one step.
 
-    `defaults` are forward's arguments after the image. They are put in here, since the
-    concrete_args of fx take tuples, lists and dicts apart, and with them what forward returns.
+    `defaults` are the values of forward's arguments after the image. They are filled in here,
+    since fx's own concrete_args would flatten tuples, lists and dicts, and forward's result too.
     """
 
     def __init__(self, defaults: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class _Tracer(fx.Tracer):
 
 
 def check_module(model: nn.Module) -> None:
-    """Refuse what is not a module, or holds TorchScript, which no trace can see into."""
+    """Refuse anything but a module, and TorchScript, which torch.fx cannot trace."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"a {type(model).__name__} is no nn.Module; wrap it in one.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -93,10 +93,10 @@ def check_module(model: nn.Module) -> None:
 
 
 def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
-    """The model's fx graph, the tensors that forward makes itself, and all modules it calls.
+    """The model's fx graph, the tensors that forward creates, and all modules it calls.
 
-    Arguments of forward after the first take their defaults. The tensors, which fx leaves on the
-    model as attributes, are taken off again, as is whatever forward keeps.
+    Arguments of forward after the first take their defaults. fx leaves the tensors on the model as
+    attributes; they are removed from it, as is whatever forward keeps.
     """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(
@@ -164,7 +164,7 @@ def multiple_of_one(
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node may change a value that others read; a module may keep statistics."""
+    """Whether a node may change a value that others read, or statistics of a module."""
     if node.op == "call_module" or node.target in OUT_OF_PLACE or node.target is operator.setitem:
         return True
     name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
@@ -180,14 +180,14 @@ def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[tuple[Any, ...], d
 
 
 def taken_apart(node: fx.Node) -> bool:
-    """Whether a node's values are only read one by one, as in a, b = x.chunk(2, 1)."""
+    """Whether the results of a node are read one by one only, as in a, b = x.chunk(2, 1)."""
     return all(
         user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
     )
 
 
 def unused(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that lead to no output: assertions, statistics that nobody reads."""
+    """Nodes that do not contribute to the output: assertions, statistics that are not read."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         kept = node.op in ("placeholder", "output") or writes(node)
@@ -205,7 +205,7 @@ def flatten_graph(
     steps: list[Step] = []
     output = 0
     needless = unused(graph)
-    split: dict[fx.Node, Any] = {}  # nodes that are no step, and what they run
+    split: dict[fx.Node, Any] = {}  # calls of SPLITS, whose results are steps of their own
 
     def convert(arg: Any) -> Any:
         refer: Any = lambda node: Ref(slots[node])  # noqa: E731  (map_arg's type is narrower)
@@ -222,7 +222,7 @@ def flatten_graph(
             break
         target = target_of(node, modules, made)
         plain = type(target) is nn.Identity and not has_hooks(target) and not patched(target)
-        if plain:  # the very same value
+        if plain:  # its output is its input
             slots[node] = slots[node.args[0]]
             continue
         in_place = getattr(target, "inplace", False) or node.kwargs.get("inplace") is True
@@ -250,7 +250,7 @@ def flatten_graph(
 def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) -> Plan:
     """Plan the propagation through a model, or raise `UnsupportedModel` with every fault.
 
-    The model is not run: parameters and buffers are replaced by meta tensors for the look.
+    The model itself is not run: shapes are found on meta tensors.
     """
     check_module(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -281,12 +281,12 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
 
 
 def same_number(a: Any, b: Any) -> Any:
-    """A value that does not change with the batch size, such as x.size(1); None for others."""
+    """A value that is the same for two batch sizes, such as x.size(1); None for others."""
     return a if not isinstance(a, Tensor) and type(a) is type(b) and a == b else None
 
 
 def free_early(steps: list[Step], output: int) -> list[Step]:
-    """Note with each step the values it is the last to read, so that they can go."""
+    """Note with each step the values that no later step reads, so that they can be freed."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(steps):
         for slot in refs((step.args, step.kwargs)):

@@ -69,7 +69,7 @@ def _not_certified(configs: Sequence[Path]) -> list[str]:
     open_runs, damaged = [], []
     for config in configs:
         try:
-            # Runs with [labels] are judged by their accuracy; nobody certifies them.
+            # Runs with [labels] are judged by their accuracy and not certified.
             if "labels" not in read_config(config)[1]:
                 open_runs.append(config.parent)
         except InvalidInput as error:

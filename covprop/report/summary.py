@@ -22,7 +22,7 @@ from covprop.report.read import Certification
 Floats = NDArray[np.float64]
 
 STEP = 0.25
-MOST_STEPS = 40  # wider tables are read by nobody
+MOST_STEPS = 40  # wider tables are unreadable
 LEVEL = 0.95
 RESAMPLES = 5_000
 

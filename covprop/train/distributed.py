@@ -47,7 +47,7 @@ class World:
         return torch.cat(parts)
 
     def first_does(self, work: Callable[[], Any]) -> None:
-        """Let the first process do `work` while the others wait; all fail if it does."""
+        """The first process does `work` while the others wait; if it fails, all do."""
         failure: list[str | None] = [None]
         if self.first:
             try:
@@ -82,7 +82,7 @@ def world(device: str = "auto") -> Iterator[World]:
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        # A DDP module that outlives its process group can abort the interpreter when it exits,
-        # so nothing may hold one any more, not even the frames of a failure.
+        # A DDP module that outlives its process group can abort the interpreter at exit, so
+        # nothing may refer to one here, not even the frames of an exception.
         gc.collect()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Training that went wrong for good: how it is noticed and what is said."""
+"""Training that diverged: how it is noticed and what is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covprop.errors import CovpropError
 
 
 def finite(module: nn.Module) -> bool:
-    """Whether all that is trained is still numbers."""
+    """Whether all parameters are finite."""
     norms = [p.detach().norm() for p in module.parameters()]
     return bool(torch.stack(norms).isfinite().all())
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covprop import noise
 from covprop.data import FolderImages, Images, batches
+from covprop.mode import switched
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
 
@@ -22,14 +23,13 @@ def accuracy(
     This is neither the smoothed classifier's accuracy nor a certificate; the noise is the same
     at every call, so that epochs can be compared.
     """
-    was_training = model.training
-    model.eval()  # and back by train(), which an own network may have made more than a switch
     # A compiled network would be compiled anew for this mode, and again for the last batch.
+    eager = recipe.train.compile is True
     with (
-        torch.compiler.set_stance("force_eager") if recipe.train.compile is True else nullcontext()
+        switched(model, training=False),
+        torch.compiler.set_stance("force_eager") if eager else nullcontext(),
     ):
         right = _right(model, data, recipe, here)
-    model.train(was_training)
     under_noise, without = (here.sum(right) / len(data)).tolist()
     return under_noise, without
 

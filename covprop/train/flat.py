@@ -19,8 +19,8 @@ from covprop.errors import CovpropError
 from covprop.mode import called_with
 
 RANDOM = {"fallback_random": True}
-"""For the compiler: dropout draws what it draws uncompiled, since the first step of a run, or of
-its continuation, is not compiled. A mask of channels costs nothing by it, one of pixels a pass."""
+"""For the compiler: dropout draws the same numbers as uncompiled, since the first step of a run, or
+of its continuation, is not compiled. It costs a pass for masks of pixels, nothing for channels."""
 
 Work = Callable[..., tuple[Tensor, ...]]
 Draw = Callable[[torch.Generator], Tensor]

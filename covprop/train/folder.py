@@ -61,7 +61,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _sweep(out: Path) -> None:
-    """Remove what trainers that were killed left half written; nobody else writes these here."""
+    """Remove files that killed trainers left half written; only the lock's holder writes these."""
     for pattern in (".state.pt.*.tmp", ".model.safetensors.*.tmp"):
         for half in out.glob(pattern):
             with suppress(OSError):
@@ -150,17 +150,17 @@ NAMES = ("config.toml", CODE, "labels.tsv", "metrics.jsonl")
 
 
 def to_come(out: Path) -> tuple[str, ...]:
-    """What a run that begins in `out` will write there before its first epoch ends."""
+    """The files that a run starting in `out` will write there before its first epoch ends."""
     if (out / "config.toml").exists():
         return ()
     return tuple(name for name in NAMES if not (out / name).exists())
 
 
 def withdraw(out: Path, names: tuple[str, ...], made: Sequence[Path] = ()) -> None:
-    """Remove what a run wrote that could not begin, so that its mended recipe is no other run.
+    """Remove what a run wrote that failed to start, so that its corrected recipe can start there.
 
-    `names` are what was `to_come`: a file that lay there before is not the run's. Nor is a folder
-    that is not among those `made` for it, or has something else in it; the lock is held.
+    `names` is what `to_come` gave before: other files are not the run's. Of the folders only those
+    `made` for it are removed, and only if nothing else is in them. The lock must be held.
     """
     rows = out / "metrics.jsonl"
     if (out / "state.pt").exists() or (rows.exists() and rows.stat().st_size):
@@ -168,7 +168,7 @@ def withdraw(out: Path, names: tuple[str, ...], made: Sequence[Path] = ()) -> No
     for name in names:
         (out / name).unlink(missing_ok=True)
     if made and [path.name for path in out.iterdir()] == [".lock"]:
-        with suppress(OSError):  # not empty: another process has come
+        with suppress(OSError):  # not empty: another process uses it
             (out / ".lock").unlink()
             for folder in made:
                 folder.rmdir()
@@ -203,10 +203,10 @@ def _runs_below(path: Path) -> str:
 
 
 def _completed(config: Config) -> Config:
-    """A run's config with the options that have come up since, at their defaults."""
+    """A run's config with the defaults of options that were added since."""
     try:
         return tomllib.loads(dumps(resolve(config).as_dict()))
-    except InvalidInput:  # an option that has gone, or a file: then all of it counts as it stands
+    except InvalidInput:  # an option or a file that no longer exists: compare the config as it is
         return config
 
 

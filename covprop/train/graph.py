@@ -1,7 +1,7 @@
-"""A training step as one CUDA graph: recorded once, replayed without the host's part of the work.
+"""A training step as one CUDA graph: recorded once, then replayed without the host's work.
 
-A recorded step has its batch copied to where it is read, its learning rate in a tensor, and its
-random numbers from generators that are seeded anew before each replay; see `covprop.cudagraph`.
+Before a replay the batch is copied to where the recorded step reads it, and generators are seeded;
+the learning rate is a tensor. See `covprop.cudagraph`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recorder(Protocol):
 
 
 class Gpu:
-    """The real one: all on a stream of its own."""
+    """Runs and records on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,7 +50,7 @@ class Gpu:
         return capture(work, update.optimizer, update.generator, stream=self.stream)
 
     def recover(self, update: Update) -> None:
-        # Generators that took part in a failed capture still wait for its end.
+        # Generators of a failed capture still wait for its end, so they get a fresh state.
         for generator in (*update.defaults, update.generator):
             if generator.device.type == "cuda":
                 fresh = torch.Generator(self.device).manual_seed(generator.initial_seed())
@@ -59,10 +59,10 @@ class Gpu:
 
 
 class Fast:
-    """Steps that are recorded as soon as they are the same as the last ones, then replayed.
+    """Runs the first steps of a phase plainly, then records a step and replays it.
 
-    The first steps of a phase run as they are: they warm up what will be recorded, and train.
-    A step that cannot be recorded runs as it is, to the end of the run; `say` hears of it once.
+    The plain steps train and warm up what will be recorded. If a step cannot be recorded, all
+    further ones run plainly, and `say` is told once.
     """
 
     def __init__(self, update: Update, say: Callable[[str], None], recorder: Recorder) -> None:
@@ -78,7 +78,7 @@ class Fast:
         phase = self.update.phase(epoch) if self.possible else None
         if phase != self.phase:
             self.replay = None
-            self.update.optimizer.zero_grad(set_to_none=True)  # they may live in the graph
+            self.update.optimizer.zero_grad(set_to_none=True)  # gradients may be the graph's memory
             self.phase, self.left = phase, WARMUP
         if phase is None:
             self.update(batch, epoch)
@@ -119,7 +119,7 @@ class Fast:
 
 
 def _first_cause(error: BaseException) -> str:
-    """The first line of what went wrong first: ending a broken capture fails as well."""
+    """The first line of the first error: ending a broken capture raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return first_line(error)

@@ -1,4 +1,4 @@
-"""Everything that training changes, as one thing: what a checkpoint holds besides the place."""
+"""Everything that training changes, as one object: the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covprop.train.optimize import Average, restore, state_of
 
 
 class Learned:
-    """Model, optimizer, running average, and those of `parts` that remember things."""
+    """Model, optimizer, running average, and those of `parts` that have a state."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Learned:
         return self.average.model if self.average else self.model
 
     def state(self) -> dict[str, Any]:
-        """Tensors and plain values, enough to go on as if nothing had happened."""
+        """Tensors and plain values from which `restore` continues exactly."""
         return {
             "model": self.model.state_dict(),
             "optimizer": state_of(self.optimizer),

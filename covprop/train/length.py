@@ -17,10 +17,10 @@ NOT_ZERO = ("ramp", "pretrain", "refresh", "layer")
 
 
 def at_length(recipe: str, epochs: int, overrides: Sequence[str] = ()) -> list[str]:
-    """Overrides under which a run of `epochs` goes through its recipe's phases in proportion.
+    """Overrides that shorten or extend a recipe to `epochs`, with its phases in proportion.
 
-    What `overrides` set is left as they have it; the result belongs behind them. A warm-up of the
-    learning rate stays as long as it is unless it would take the whole run.
+    What `overrides` set is not changed; the result belongs behind them. A warm-up of the learning
+    rate keeps its length unless it would take the whole run.
 
     Example:
         >>> at_length("cifar10/gaussian-0.25", 20)

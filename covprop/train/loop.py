@@ -41,8 +41,8 @@ from covprop.train.stop import Interrupted, StopRequest
 from covprop.train.update import CORRECT, LOSS, RADIUS, WITH_RADIUS, Update
 
 EPOCH_SECONDS = 10.0
-"""The end of an epoch writes no checkpoint sooner than this after the last: where epochs take a
-fraction of a second, writing would take longer than training."""
+"""Least time between the checkpoints at the ends of epochs: if epochs take a fraction of a second,
+writing one after each would take longer than training."""
 
 
 def train(
@@ -75,7 +75,7 @@ def train(
         splits[0], labels = with_labels(recipe, splits[0], here)
         with claimed(out, recipe, restart, here, console):
             keep_labels(out, labels)
-            # Not bound to a name: it must be gone when the processes part.
+            # Not bound to a name: it must be freed before the process group ends.
             Trainer(recipe, out, splits[0], splits[1], here, console, labels).fit()
 
 
@@ -97,7 +97,7 @@ class Trainer:
         self.steps = len(train_data) // recipe.train.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
-        self.images_before = len(train_data)  # that a run which is continued was trained on
+        self.images_before = len(train_data)  # of a continued run: how many it was trained on
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, recipe.train.epochs * self.steps)
@@ -152,7 +152,7 @@ class Trainer:
                 self.board.close()
 
     def _train_epoch(self, stop: StopRequest) -> None:
-        # Reading a sum back waits for the GPU, so there only every twentieth step is reported.
+        # Reading a sum waits for the GPU, so on one only every twentieth step is reported.
         every = 20 if self.here.device.type == "cuda" else 1
         self.clock = time.perf_counter()
         if self.step == 0:
@@ -184,7 +184,7 @@ class Trainer:
         self.update.prepare(self.epoch, self.step)
         try:
             self.run_step(batch, self.epoch)
-        except InvalidInput as error:  # noise that is measured on the way, of weights gone bad
+        except InvalidInput as error:  # from measuring the noise of a network that has diverged
             if finite(self.core):
                 raise
             raise diverged(self.out, self.epoch, self.step, None) from error
@@ -193,7 +193,7 @@ class Trainer:
         return self.epoch * self.steps + self.step
 
     def _report(self, stop: StopRequest) -> None:
-        """Agree with the other processes on the sums, and on whether to save or to stop."""
+        """Agree with the other processes on the sums and on whether to save or stop."""
         *sums, asked, save = self._totals(
             stop.signum, self._due(60 * self.options.checkpoint_minutes)
         )
@@ -214,7 +214,7 @@ class Trainer:
             )
 
     def _due(self, seconds: float) -> bool:
-        """Whether this process, if it is the first, finds the last checkpoint that old."""
+        """Whether this is the first process and the last checkpoint is that old."""
         return self.here.first and time.perf_counter() - self.saved_at >= seconds
 
     def _totals(self, *flags: float) -> list[float]:
@@ -267,7 +267,7 @@ class Trainer:
         checkpoint.save_weights(self.out / "model.safetensors", self.learned.result)
 
     def _save(self, sums: list[float]) -> None:
-        """Write state.pt: enough to go on as if nothing had happened."""
+        """Write state.pt: all that is needed to continue exactly."""
         self._check_weights()
         state = {
             "epoch": self.epoch,
@@ -295,6 +295,6 @@ class Trainer:
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 
     def _check_weights(self) -> None:
-        """No checkpoint may hold weights that are not numbers: it would replace a good one."""
+        """Never let a checkpoint of weights that are not finite replace a good one."""
         if not finite(self.core):
             raise diverged(self.out, self.epoch, self.step, None)

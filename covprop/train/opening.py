@@ -11,7 +11,7 @@ from covprop.train.length import never_begins
 from covprop.train.recipe import Recipe
 
 LARGEST_SIGMA = 2.0
-"""Above it the noise is rather meant for pixels of 0 to 255."""
+"""A larger σ is probably meant for pixels of 0 to 255."""
 
 
 def opening(

@@ -1,7 +1,7 @@
 """The optimizers, and the running average of the weights.
 
-On a GPU whatever changes from step to step, the learning rate and the share that the average
-takes in, is a tensor there: a recorded step reads it anew each time.
+What changes from step to step, the learning rate and the share 1 − d of the average, is a tensor on
+a GPU, so that a recorded step reads its current value.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 HOW = ("lr", "fused", "capturable")
-"""Keys of a group that belong to the device more than to the run."""
+"""Keys of a group that depend on the device rather than on the run."""
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Its state for a checkpoint, which any device can go on from."""
+    """Its state for a checkpoint that can be continued on any device."""
     state = optimizer.state_dict()
     groups = [group | {"lr": float(group["lr"])} for group in state["param_groups"]]
     return state | {"param_groups": groups}
 
 
 def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Take over `state_of` another optimizer; how this one works on its device stays."""
+    """Load `state_of` another optimizer, but keep this one's `HOW`."""
     own = [{k: group[k] for k in HOW if k in group} for group in optimizer.param_groups]
     groups = [a | b for a, b in zip(state["param_groups"], own, strict=True)]
     optimizer.load_state_dict(state | {"param_groups": groups})
@@ -92,7 +92,7 @@ class Average:
 
     @torch.no_grad()
     def mix(self, model: nn.Module) -> None:
-        """Take the weights in, in the share that was set."""
+        """Add the weights with the share that `advance` set."""
         states = (net.state_dict(keep_vars=True).values() for net in (self.model, model))
         # By identity: a tensor under two names (tied weights) is taken in once.
         pairs = {id(mine): (mine, theirs) for mine, theirs in zip(*states, strict=True)}.values()
@@ -103,7 +103,7 @@ class Average:
                 mine.copy_(theirs)
             for mine, theirs in floats:
                 mine.lerp_(theirs, self.share)
-        else:  # all at once, since a launch each would cost more
+        else:  # all at once, to save launches
             if counters:
                 torch._foreach_copy_([a for a, _ in counters], [b for _, b in counters])
             averages, weights = ([pair[i] for pair in floats] for i in (0, 1))

@@ -130,8 +130,7 @@ def _resolved(raw: Config, overrides: Sequence[str], beside: Path) -> Recipe | s
 
 
 def _to_blame(said: str, raw: Config, overrides: Sequence[str], beside: Path) -> Sequence[str]:
-    """The overrides without which that sentence would not be said; none where the file alone
-    brings it about."""
+    """The overrides without which that error would not occur; none if the file alone causes it."""
     if not overrides or _resolved(raw, (), beside) == said:
         return ()
     rest = {one: [other for other in overrides if other != one] for one in overrides}

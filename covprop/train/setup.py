@@ -13,9 +13,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from covprop import data, files, methods, models, noise
-from covprop.company import beside, check_norms, depends_on_company
 from covprop.data.label_noise import NoisyLabels, corrupt, read_table, table
 from covprop.errors import InvalidInput
+from covprop.independence import batch_with, check_norms, depends_on_batch
 from covprop.logits import as_logits, check_scale
 from covprop.mode import switched
 from covprop.train import folder
@@ -71,9 +71,8 @@ def claimed(
 ) -> Iterator[None]:
     """The first process makes and holds the folder; all fail together if it cannot.
 
-    A run that fails inside before there is anything to go on from (a recipe that is refused, too
-    little memory for its batch) leaves a folder that was fresh without a config, and none where
-    there was none.
+    If a run fails before it has a checkpoint (a recipe that is refused, too little memory for its
+    batch), a folder that was fresh keeps no config, and one that was made for it is removed.
     """
     made: list[Path] = []
 
@@ -168,7 +167,9 @@ def try_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
         first = logits(torch.zeros(1, *shape, device=device))
         found = first.shape[1]
         image = torch.full(shape, 0.5, device=device)
-        mixes = certifiable and depends_on_company(lambda *other: logits(beside(image, *other))[0])
+        mixes = certifiable and depends_on_batch(
+            lambda *other: logits(batch_with(image, *other))[0]
+        )
     if found != classes:
         raise InvalidInput(
             f'Model "{name}" returns {found} logits for an image, but {recipe.data.name} has '

@@ -22,15 +22,15 @@ from covprop.train.step import Step
 COMPILE_FROM = 50_000
 """Steps of a whole run from which `train.compile = "auto"` compiles."""
 COMPILATIONS = 64
-"""Of one function in one process, which may train many recipes; torch gives up after eight."""
+"""Allowed compilations of one function: a process may train many recipes. torch's limit is 8."""
 NARROW = 16
-"""Fewer channels than this into a 1×1 convolution with a stride, channels last, on a CPU: oneDNN
-(in torch 2.11 and 2.13) writes past its memory in the backward pass. Here that crashed;
-its issue 6035 also tells of runs that hang and of wrong gradients."""
+"""With fewer input channels than this, the backward pass of a strided 1×1 convolution, channels
+last on a CPU, writes past its memory in oneDNN (torch 2.11 and 2.13). That crashes; oneDNN's issue
+6035 also reports runs that hang and wrong gradients."""
 
 
 class Speed(NamedTuple):
-    """What is done for speed, and the line that says so; on a CPU there may be nothing to say."""
+    """What is done for speed, and a line that says so, empty if there is nothing to say."""
 
     record: bool
     compile: bool
@@ -70,7 +70,7 @@ def settled(recipe: Recipe, speed: Speed) -> Recipe:
 
 @contextmanager
 def switches(options: TrainOptions, speed: Speed, here: World) -> Iterator[None]:
-    """torch's own switches, which are the whole process's, as a run wants them while it runs."""
+    """Set torch's global switches as a run wants them, and restore them afterwards."""
     tuned = torch.backends.cudnn.benchmark
     compiler = _compiler(options.compile == "auto") if speed.compile else nullcontext()
     # For what autocast leaves in float32, Σ above all.
@@ -85,7 +85,7 @@ def switches(options: TrainOptions, speed: Speed, here: World) -> Iterator[None]
 
 
 def _compiler(auto: bool) -> AbstractContextManager[Any]:
-    """What nobody asked for is left aside where it fails, for want of a C compiler for one."""
+    """The compiler's settings; with "auto" its failures (no C compiler, say) are ignored."""
     config = torch._dynamo.config
     limit = max(config.recompile_limit, COMPILATIONS)
     return config.patch(suppress_errors=auto, recompile_limit=limit)

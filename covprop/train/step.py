@@ -16,7 +16,7 @@ from covprop.train.log import Row
 class Step(nn.Module):
     """Everything a method does in a step, so that it runs inside DDP's forward.
 
-    All parameters found here are trained. `model` is the network that counts in the end.
+    All its parameters are trained. `model` is the network that is saved and evaluated.
     """
 
     model: nn.Module
@@ -29,23 +29,22 @@ class Step(nn.Module):
         return (self.model,)
 
     def parts(self) -> dict[str, Any]:
-        """What else may remember things from step to step, by its name in a checkpoint."""
+        """Further objects with a state, by their names in a checkpoint."""
         return {}
 
     def phase(self, epoch: int) -> Hashable | None:
-        """What of the epoch changes how a step computes.
+        """A value that is equal for epochs whose steps run the same operations on the same tensors.
 
-        Epochs of one phase run the same operations on the same tensors, so that a step recorded
-        or compiled in one of them serves all. None: a step reads values back from the device or
-        keeps its state in other places each time, and is never recorded.
+        A step recorded or compiled in one epoch of a phase serves all of them. None: steps cannot
+        be recorded, because they read values back from the device or move their state.
         """
         return epoch
 
     def start_epoch(self, epoch: int) -> None:
-        """Called before the first step of an epoch, and not when a run goes on within it."""
+        """Called before the first step of an epoch, not when a run is continued within it."""
 
     def end_epoch(self) -> Row:
-        """What this counted in the epoch, for metrics.jsonl."""
+        """Further entries of the epoch's row in metrics.jsonl."""
         return {}
 
 
@@ -64,7 +63,7 @@ class TrainStep(Step):
         return methods.phase_of(self.method, epoch)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """As a whole, unless the method knows better."""
+        """As a whole, unless the method compiles itself."""
         own = getattr(self.method, "compile_for", None)
         if own is None or not own(self.model):
             super().compile(*args, **options)

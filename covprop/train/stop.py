@@ -18,10 +18,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Within this context Ctrl-C and SIGTERM only leave a note; a second one acts at once.
+    """Within this context Ctrl-C and SIGTERM are only noted; a second one acts at once.
 
-    So does a SIGTERM before the first step is `stepped`: there is nothing to keep yet, and the
-    compiler's processes, which are asked to go as well, may leave that step waiting for ever.
+    So does a SIGTERM before the first step has `stepped`: there is nothing to save yet, and as the
+    compiler's processes get the signal too, that step might wait for them for ever.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One training step: what the host sets before it, and what the device then does."""
+"""One training step: what the host sets beforehand, and what the device then does."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MAX_PHASES = 2
 class Update:
     """Forward, backward, optimizer, average and sums of one step.
 
-    All that changes from step to step comes in through tensors that stay where they are, so that
-    the call can be recorded and replayed; what else it depends on is its `phase`.
+    Everything that changes from step to step is in tensors that stay in place, so that the call can
+    be recorded and replayed. What else it depends on is its `phase`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Update:
         self.core, self.optimizer, self.average, self.weights = core, optimizer, average, weights
         self.options, self.here, self.steps = options, here, steps
         self.sums = torch.zeros(4, dtype=torch.float64, device=here.device)
-        # The compiler knows torch's own generators only.
+        # A plain Generator for one process: the compiler does not support subclasses.
         self.generator = (
             torch.Generator(here.device)
             if here.size == 1
@@ -59,9 +59,9 @@ class Update:
             self.defaults.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self.layout = torch.channels_last if options.channels_last else torch.contiguous_format
         self.lr = math.nan
-        self.first: dict[Hashable, int] = {}  # epoch in which a phase was met, if compiled
-        self.flat: dict[Hashable, FlatStep | None] = {}  # None: met once, not recorded yet
-        # A loss with a gradient in it is compiled together with its backward pass, or not at all.
+        self.first: dict[Hashable, int] = {}  # the first epoch of each phase, if compiled
+        self.flat: dict[Hashable, FlatStep | None] = {}  # None: seen once, not recorded yet
+        # A loss that contains a gradient is compiled together with its backward pass or not at all.
         twice = getattr(getattr(core, "method", None), "estimator", "") == "linearized"
         compiled = options.compile is True  # the loop has decided what "auto" means
         self.records = compiled and twice and here.size == 1 and weights is None
@@ -69,7 +69,7 @@ class Update:
         self.module: nn.Module = core if here.size == 1 else DistributedDataParallel(core)
 
     def _compile(self) -> bool:
-        """Have the step compiled, as a whole where that lasts; say whether it is."""
+        """Compile the step as a whole if it has few phases (True), else its networks (False)."""
         phases = {self.core.phase(epoch) for epoch in range(self.options.epochs)}
         if self.here.size == 1 and None not in phases and len(phases) <= MAX_PHASES:
             self.core.compile(dynamic=False, options=RANDOM)
@@ -79,7 +79,7 @@ class Update:
         return False
 
     def prepare(self, epoch: int, step: int) -> None:
-        """Set random state, learning rate and averaging for a step, as its place says."""
+        """Set random state, learning rate and averaging for a step of an epoch."""
         options, done = self.options, epoch * self.steps + step
         seed = noise.seed_of(options.seed, "step", epoch, step, self.here.rank)
         for generator in self.defaults:  # dropout
@@ -96,7 +96,7 @@ class Update:
             self.average.advance()
 
     def phase(self, epoch: int) -> Hashable | None:
-        """What a prepared step depends on besides tensors; None if that cannot be said."""
+        """What a prepared step depends on besides tensors; None if it cannot be recorded."""
         own = self.core.phase(epoch)
         if own is None:
             return None
@@ -116,12 +116,12 @@ class Update:
         self.sums[LOSS] += per_sample.sum()
         self.sums[CORRECT] += (losses.logits.argmax(1) == batch.y).sum()
         if losses.radius is not None:
-            known = losses.radius.isfinite()  # it is not while a covariance is still 0
+            known = losses.radius.isfinite()  # not while a covariance is still 0
             self.sums[RADIUS] += losses.radius.where(known, 0.0).sum()
             self.sums[WITH_RADIUS] += known.sum()
 
     def _learn(self, batch: Batch, epoch: int) -> tuple[Tensor, Losses]:
-        """Leave the gradients; return each image's loss, detached, and what the method made."""
+        """Compute the gradients; returns each image's loss, detached, and the method's results."""
         flat = self._flat(batch, epoch) if self.records else None
         if flat is not None:
             losses = Losses(*flat(*batch, generator=self.generator)[1:])
@@ -131,8 +131,8 @@ class Update:
         if self.weights is not None:
             assert losses.radius is not None
             per_sample = per_sample * self._weigh(batch, losses.radius, epoch)
-        # In this thread: cuBLAS keeps work space for every thread and stream, 32 MiB on an H200.
-        # DDP averages gradients over processes, and shares are equal: together the global mean.
+        # In this thread, since cuBLAS keeps work space for every thread, 32 MiB on an H200. DDP
+        # averages over processes, whose shares are equal: the gradients are of the global mean.
         with torch.autograd.set_multithreading_enabled(self.here.size > 1):
             loss = per_sample.mean()
             if not loss.requires_grad:
@@ -159,15 +159,15 @@ class Update:
             return per_sample.mean(), per_sample, *(value for value in made if value is not None)
 
         phase = self.core.phase(epoch)
-        if phase not in self.flat:  # what the network sets up at its first call is not recorded
+        if phase not in self.flat:  # the first call is not recorded: networks set things up in it
             self.flat[phase] = None
         elif self.flat[phase] is None:
             try:
                 self.flat[phase] = FlatStep(self.core, work, list(batch))
-            except Exception:  # a network that reads a value, for one
+            except Exception:  # for example of a network that reads a value
                 if not torch._dynamo.config.suppress_errors:
                     raise
-                self.records = False  # nobody asked for it: see speed.switches
+                self.records = False  # compile = "auto" does without: see speed.switches
         return self.flat[phase]
 
     def _forward(self, batch: Batch, epoch: int, generator: torch.Generator) -> Losses:
@@ -175,15 +175,15 @@ class Update:
             return self.module(batch, epoch, generator)
         phase = self.core.phase(epoch)
         if phase not in self.first:
-            # What a method builds at its first call, a propagator above all, is not compiled.
+            # Not compiled: a method may build things at its first call, such as a propagator.
             self.first[phase] = epoch
             with torch.compiler.set_stance("force_eager"):
                 return self.module(batch, epoch, generator)
-        # Another number would compile the same once more.
+        # Always the same number for a phase, since another one would compile the step again.
         return self.module(batch, self.first[phase], generator)
 
     def _weigh(self, batch: Batch, radius: Tensor, epoch: int) -> Tensor:
         assert self.weights is not None
-        # Every process learns every image's radius, so that all hold the same weights.
+        # Every process gets every image's radius, so that all have the same weights.
         self.weights.update(self.here.gather(batch.index), self.here.gather(radius))
         return self.weights.of(batch.index, epoch)

@@ -44,7 +44,7 @@ def test_a_pass_counts_the_samples_it_was_told_to() -> None:
             votes = model(x[slot // 4] + SIGMA * noise).argmax(1)
         assert counts[slot].tolist() == [*votes.bincount(minlength=3).tolist(), 0]
     assert counts.sum() == 13
-    assert engine.fill == 13 / 24
+    assert (engine.wanted, engine.passes, engine.width * engine.block) == (13, 1, 24)
     engine.load(4, None, 1)
     engine.submit([])
     assert engine.collect()[0].sum() == 5

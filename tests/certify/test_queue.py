@@ -7,8 +7,8 @@ from scipy import stats
 from torch import Tensor
 
 from covprop.certify.bounds import Looks, Question, looks
-from covprop.certify.each import Certifying
 from covprop.certify.engine import Job
+from covprop.certify.fast import Certifying
 from covprop.certify.noise import ESTIMATE, SELECT
 from covprop.certify.queue import Image, run
 from covprop.noise import seed_of

@@ -1,6 +1,8 @@
 import pytest
+import torch
 
-from covprop.certify.rows import PredictRow, Row
+from covprop.certify import Prediction
+from covprop.certify.rows import PredictRow, Row, rows_of
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,12 @@ def test_radius_and_time(radius: float, seconds: float, text: str) -> None:
 def test_predictions_have_no_radius() -> None:
     assert PredictRow.HEADER == "idx\tlabel\tpredict\tcorrect\ttime"
     assert PredictRow(3, 1, -1, 0, 0.5, 90, 85, 200, 0).tsv() == "3\t1\t-1\t0\t0:00:00.500000"
+
+
+def test_rows_of_an_answer() -> None:
+    fields = ([2, -1], [90, 50], [9, 49], [100, 100], [0, 1])
+    answer = Prediction(*(torch.tensor(values) for values in fields))
+    assert rows_of(PredictRow, [4, 8], [2, 1], answer, 0.5) == [
+        PredictRow(4, 2, 2, 1, 0.5, 90, 9, 100, 0),
+        PredictRow(8, 1, -1, 0, 0.5, 50, 49, 100, 1),
+    ]

@@ -8,7 +8,7 @@ from nets import HalfSpace
 from torch import Tensor, nn
 
 from covprop.certify import certify
-from covprop.certify.given import device_of
+from covprop.certify.inputs import device_of
 from covprop.certify.sample import Sampler
 from covprop.errors import InvalidInput
 

@@ -96,7 +96,7 @@ def test_images_come_one_at_a_time_and_in_any_shape() -> None:
 
 @pytest.mark.parametrize("each", [certify_each, predict_each])
 def test_one_after_the_other_images_are_checked_too(each: type) -> None:
-    """See `test_each.py` for those of a queue."""
+    """See `test_fast.py` for those of a queue."""
     for wrong, message in (
         (images(1)[0] + 2, "must lie in"),
         (images(1), r"must be float images .* not float32 \[1, 1, 3, 4, 4\]"),

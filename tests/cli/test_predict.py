@@ -1,7 +1,6 @@
 """`covprop predict` on a data set and on image files."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,7 +112,7 @@ def test_pictures_are_cropped_for_models_of_class_folders_only(
     Image.fromarray(pixels).save(path)
     whole = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
     assert torch.equal(_read_pictures([path], (3, 224, 224), cropped=False), whole)
-    crop = read_image(path, "none", random.Random(0))[None] / 255
+    crop = read_image(path)[None] / 255
     assert torch.equal(_read_pictures([path], (3, 224, 224), cropped=True), crop)
     config = run_folder / "config.toml"
     config.write_text(config.read_text().replace('"digits"', '"/nowhere/photos"'))

@@ -7,8 +7,12 @@ import torch.nn.functional as F
 from PIL import Image
 
 from covprop.data import batches, load
-from covprop.data.decode import open_image, random_box, read_image
+from covprop.data.decode import as_tensor, open_image, random_box, read_crop, read_image
 from covprop.errors import InvalidInput
+
+
+def augmented(path, augment, seed, shape=(3, 224, 224)):
+    return as_tensor(read_crop(path, augment, random.Random(seed), shape))
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -22,7 +26,7 @@ def noise(height: int, width: int) -> np.ndarray:
 def test_test_crop_against_torch(tmp_path, height, width):
     pixels = noise(height, width)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    x = read_image(tmp_path / "a.png", "none", random.Random(0))
+    x = read_image(tmp_path / "a.png")
     assert x.shape == (3, 224, 224)
     assert x.dtype == torch.uint8
     short = min(height, width)
@@ -40,7 +44,7 @@ def test_train_crop_against_torch(tmp_path):
     whole = torch.from_numpy(pixels).permute(2, 0, 1).float()[None]
     flips = set()
     for seed in range(8):
-        x = read_image(tmp_path / "a.png", "crop-flip", random.Random(seed)).float()
+        x = augmented(tmp_path / "a.png", "crop-flip", seed).float()
         left, top, right, bottom = random_box(320, 240, random.Random(seed))
         part = whole[..., top:bottom, left:right]
         expected = F.interpolate(part, (224, 224), mode="bilinear", antialias=True)[0]
@@ -52,8 +56,8 @@ def test_train_crop_against_torch(tmp_path):
 
 def test_flip_turns_half_of_the_central_crops(tmp_path):
     Image.fromarray(noise(240, 320)).save(tmp_path / "a.png")
-    plain = read_image(tmp_path / "a.png", "none", random.Random(0))
-    found = [read_image(tmp_path / "a.png", "flip", random.Random(seed)) for seed in range(40)]
+    plain = read_image(tmp_path / "a.png")
+    found = [augmented(tmp_path / "a.png", "flip", seed) for seed in range(40)]
     turned = [torch.equal(x, plain.flip(-1)) for x in found]
     assert 10 < sum(turned) < 30
     assert all(torch.equal(x, plain) for x, t in zip(found, turned, strict=True) if not t)
@@ -63,7 +67,7 @@ def test_flip_turns_half_of_the_central_crops(tmp_path):
 def test_another_size_against_torch(tmp_path, height, width):
     pixels = noise(height, width)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    x = read_image(tmp_path / "a.png", "none", random.Random(0), (3, 32, 32))
+    x = read_image(tmp_path / "a.png", (3, 32, 32))
     assert x.shape == (3, 32, 32)
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -77,9 +81,9 @@ def test_images_of_the_wanted_size_stay_as_they_are(tmp_path):
     pixels = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (12, 20, 3), np.uint8))
     Image.fromarray(pixels.numpy()).save(tmp_path / "a.png")
     whole = pixels.permute(2, 0, 1)
-    assert torch.equal(read_image(tmp_path / "a.png", "none", random.Random(0), (3, 12, 20)), whole)
+    assert torch.equal(read_image(tmp_path / "a.png", (3, 12, 20)), whole)
     Image.fromarray(pixels[..., 0].numpy()).save(tmp_path / "grey.png")
-    grey = read_image(tmp_path / "grey.png", "none", random.Random(0), (1, 12, 20))
+    grey = read_image(tmp_path / "grey.png", (1, 12, 20))
     assert torch.equal(grey, whole[:1])
     padded = F.pad(whole, [4] * 4)
     parts = {
@@ -89,7 +93,7 @@ def test_images_of_the_wanted_size_stay_as_they_are(tmp_path):
     }
     met = set()
     for seed in range(60):
-        x = read_image(tmp_path / "a.png", "crop-flip", random.Random(seed), (3, 12, 20))
+        x = augmented(tmp_path / "a.png", "crop-flip", seed, (3, 12, 20))
         (found,) = (
             (*place, flipped)
             for place, part in parts.items()
@@ -133,7 +137,7 @@ def test_every_colour_mode_becomes_rgb(tmp_path, mode):
     pixels = noise(256, 256)
     image = Image.fromarray(pixels)
     image.convert(mode).save(path)
-    x = read_image(path, "none", random.Random(0))
+    x = read_image(path)
     assert x.shape == (3, 224, 224)
     expected = np.array(image.convert("L" if mode in "L1" else "RGB").convert("RGB"))
     error = x.float() - torch.from_numpy(expected[16:240, 16:240]).permute(2, 0, 1)
@@ -145,7 +149,7 @@ def test_every_colour_mode_becomes_rgb(tmp_path, mode):
 def test_sixteen_bits_of_grey_keep_their_range(tmp_path):
     levels = np.linspace(0, 65535, 256 * 256).reshape(256, 256).astype(np.uint16)
     Image.fromarray(levels).save(tmp_path / "a.png")
-    x = read_image(tmp_path / "a.png", "none", random.Random(0))
+    x = read_image(tmp_path / "a.png")
     assert (x[0] == torch.from_numpy((levels // 256).astype(np.uint8)[16:240, 16:240])).all()
     assert (x == x[:1]).all()
     assert open_image(tmp_path / "a.png", "L").getextrema() == (0, 255)
@@ -155,7 +159,7 @@ def test_a_picture_beyond_pillow_s_limit_is_one_sentence(tmp_path, monkeypatch):
     Image.new("L", (30, 30)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(InvalidInput, match=r"a\.png: cannot be decoded .* exceeds limit"):
-        read_image(tmp_path / "a.png", "none", random.Random(0))
+        read_image(tmp_path / "a.png")
 
 
 def test_a_damaged_image_is_named(tmp_path):
@@ -165,10 +169,10 @@ def test_a_damaged_image_is_named(tmp_path):
     for content in (b"", b"<html>", whole[:100], whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(InvalidInput, match=r"a\.jpg: cannot be decoded as an image"):
-            read_image(path, "none", random.Random(0))
+            read_image(path)
     path.unlink()
     with pytest.raises(InvalidInput, match="has disappeared"):
-        read_image(path, "none", random.Random(0))
+        read_image(path)
 
 
 def test_a_palette_with_transparency_is_opaque_without_a_warning(tmp_path):

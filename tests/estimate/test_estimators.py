@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from oracles import (
     bivariate_relu_covariance,
     dense_covariance,
+    gaussian_expectation,
     monte_carlo_logits,
     random_covariance,
     relative,
@@ -117,13 +118,16 @@ def test_pairwise_relu_moments(mx: float, my: float, rho: float, seed: int) -> N
 
 
 def test_pairwise_relu_diagonal_is_the_variance() -> None:
-    from covprop.kernels.moments import relu_variance
-
     cov = random_covariance(6)
     mean = torch.linspace(-2, 2, 6, dtype=torch.float64)
     ours = torch.diagonal(relu_covariance(mean, cov))
+    expected = []
+    for m, v in zip(mean.tolist(), torch.diagonal(cov).tolist(), strict=True):
+        first = gaussian_expectation(lambda x: max(x, 0.0), m, v**0.5)
+        second = gaussian_expectation(lambda x, c=first: (max(x, 0.0) - c) ** 2, m, v**0.5)
+        expected.append(second)
     torch.testing.assert_close(
-        ours, relu_variance(mean, torch.diagonal(cov).sqrt()), rtol=1e-7, atol=1e-10
+        ours, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-10
     )
 
 

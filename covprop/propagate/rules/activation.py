@@ -64,7 +64,7 @@ def leaky_relu(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
 
 
 def random_slopes(layer: Layer) -> tuple[float, float]:
-    """Between what a randomized leaky ReLU draws its slopes; their middle, twice, in evaluation."""
+    """The range that a randomized leaky ReLU draws its slopes from; in evaluation its middle."""
     ends = option(layer, 1, "lower", 1 / 8), option(layer, 2, "upper", 1 / 3)
     return ends if option(layer, 3, "training", False) else (sum(ends) / 2,) * 2
 
@@ -185,7 +185,7 @@ elementwise(nn.Hardswish, F.hardswish, slope=1.5)
 def bounded(
     call: Call, covs: tuple[Tensor | None, ...], settings: Settings, shapes: tuple, out_shape: tuple
 ) -> Tensor:
-    """Σ beside a constant: it moves no further than its input."""
+    """Σ, if the other operand is a constant: the result moves no further than its input."""
     if all(cov is not None for cov in covs):
         raise Unsupported(
             "the larger or smaller of two noisy values is not Gaussian",

@@ -46,7 +46,7 @@ def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Te
     cov = expand_pixels(cov, groups * weight.shape[1])  # x.flatten(1)[:, :, None, None]
     taps = weight[0, 0].numel()
     spatial_first = weight.movedim(1, -1).reshape(weight.shape[0], taps, weight.shape[1])
-    # Few channels cost nothing in float32, and the image's own come first in every chain.
+    # Few channels are cheap in float32, and the image's own come before all other layers.
     half = settings.products == "bfloat16" and weight.shape[1] >= HALF_CHANNELS
     total = sum_over_taps(cov, spatial_first, groups, torch.bfloat16 if half else None)
     return settings.correlation_factor(taps) * total

@@ -21,8 +21,8 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 class _BatchVariance(torch.autograd.Function):
     """Variance and mean over batch and pixels, in float32 or wider.
 
-    It keeps its input as it is, which the norm itself keeps too, and on the CPU takes a mean of
-    squares, since torch's one-pass variance is an order of magnitude slower there.
+    For the backward pass it saves only the input, which the norm itself saves too. On the CPU it
+    takes a mean of squares, since torch's one-pass variance is an order of magnitude slower there.
     """
 
     @staticmethod

@@ -11,10 +11,9 @@ from tiny import SIGMA, images, network
 from torch import Tensor, nn
 
 from covprop.certify import Certificate, certify, certify_each, predict, sample
-from covprop.certify.calls import on_fast_path
-from covprop.certify.each import opened
 from covprop.certify.engine import Job
-from covprop.certify.sample import Way
+from covprop.certify.fast import on_fast_path, opened
+from covprop.certify.sample import Sampling
 from covprop.errors import InvalidInput
 
 
@@ -71,11 +70,11 @@ def test_images_of_one_channel_lie_in_memory_as_in_the_plain_way() -> None:
 
 def test_memory_is_given_back_at_once() -> None:
     """A graph's memory must not wait for the garbage collector, which cannot see it."""
-    way = Way(SIGMA, batch_size=512, device="cpu")
+    how = Sampling(SIGMA, batch_size=512, device="cpu")
     gc.collect()
     gc.disable()
     try:
-        with opened(network(), images(1)[0], way, 0) as engine:
+        with opened(network(), images(1)[0], how, 0) as engine:
             engine.load(1, images(1)[0], 5)
             engine.submit([Job(1, 0, 8)])  # and nobody asks what it counted
             left = weakref.ref(engine)
@@ -121,7 +120,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_replaying_is_for_long_work_on_a_gpu() -> None:
     x = torch.rand(1, 3, 32, 32)
-    gpu = Way(SIGMA, device=torch.device("cuda"))
+    gpu = Sampling(SIGMA, device=torch.device("cuda"))
     model = network()
     assert not on_fast_path(model, x, gpu, None, 2112 * 99)
     assert on_fast_path(model, x, gpu, None, 2112 * 100)

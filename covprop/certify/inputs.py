@@ -1,20 +1,64 @@
-"""What a caller gives: images, their names and a network, looked at before any sample is drawn."""
+"""Checks of what a caller gives, before any sample is drawn: options, images, labels, a network."""
 
 import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covprop.certify.bounds import Question, certified_radius, looks, most_lower
 from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
-from covprop.pixels import check_range
+from covprop.pixels import check_range, check_sigma
+
+
+def check_options(
+    sigma: float,
+    n0: int,
+    n: int,
+    alpha: float,
+    *,
+    soft: bool = False,
+    delta: float | None = None,
+    at_least: float | Sequence[float] | None = None,
+    step: int = 1,
+) -> Question | None:
+    """Refuse impossible options; returns the question of a sequential certificate, if it is one.
+
+    `step` is how many samples come at a time, on which it depends when counts are looked at.
+    """
+    check_sigma(sigma)
+    if isinstance(alpha, str) or not 0 < alpha < 1:
+        raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
+    if not (isinstance(n0, SupportsIndex) and isinstance(n, SupportsIndex)):
+        raise InvalidInput(
+            f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "
+            "write 1000 for 1e3"
+        )
+    if n < 1 or n0 < 1:
+        raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
+    if delta is None and at_least is None:
+        return None
+    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
+    if at_least is not None and not len(asked):
+        raise InvalidInput("at_least names no radius; leave it out, or give one or several")
+    plan = looks(n, alpha, sequential=True, step=step)
+    largest = float(certified_radius(most_lower(plan, soft=soft), sigma))
+    for radius in asked:
+        if radius > largest:
+            times = f"{len(plan.sizes)} time{'s' * (len(plan.sizes) > 1)}"
+            raise InvalidInput(
+                f"n = {n} samples, looked at {times}, certify a radius of {largest:.4g} at most, "
+                f"so at_least = {radius:g} is out of reach; take more samples"
+            )
+    return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
 
 
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
-    """Refuse what is no image, and images on another scale than σ."""
+    """Refuse anything but images, and images on another scale than σ."""
     if not isinstance(x, Tensor):
         raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x)")
     if x.ndim not in (3, 4) or not x.dtype.is_floating_point:
@@ -27,7 +71,7 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
 
 
 def check_classifier(model: Classifier) -> None:
-    """Refuse what cannot be asked for logits, the path of a checkpoint for instance."""
+    """Refuse what cannot be called, such as the path of a checkpoint."""
     if not callable(model):
         raise InvalidInput(
             f"model is a {type(model).__name__}; give a module or a function from images to logits"
@@ -35,7 +79,7 @@ def check_classifier(model: Classifier) -> None:
 
 
 def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -> torch.device:
-    """The one given, else where the model's tensors are, else where the images are."""
+    """The device given, else that of the model's tensors, else that of the images."""
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
@@ -45,7 +89,7 @@ def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -
 
 
 def dtype_of(model: Classifier) -> torch.dtype:
-    """What a module's weights are all in; float32 where they differ or there are none."""
+    """The type of a module's weights; float32 if they differ or there are none."""
     weights = model.parameters() if isinstance(model, nn.Module) else ()
     found = {p.dtype for p in weights if p.is_floating_point()}
     return found.pop() if len(found) == 1 else torch.float32
@@ -66,7 +110,7 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
 def check_labels(
     labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
 ) -> list[int]:
-    """The images' labels; a label that no guess can equal would count as wrong in silence."""
+    """The images' labels; one outside the classes would silently count as wrong."""
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
     tensor = torch.as_tensor(labels)
@@ -83,7 +127,7 @@ def check_labels(
 
 
 def check_label_range(labels: Sequence[int] | None, num_classes: int | None) -> None:
-    """Refuse labels that are none of so many classes, or of any number if that is not known."""
+    """Refuse labels outside the classes; negative ones if the number of classes is not known."""
     for label in labels or ():
         if label < 0 or (num_classes is not None and label >= num_classes):
             end = "" if num_classes is None else f" to {num_classes - 1}"

@@ -1,13 +1,15 @@
+"""What profile_step.py reads from a profile, and the floor it compares with."""
+
 import pytest
 import torch
+from scripts import benchmark
 
-from covprop.bench.floor import floor, map_numbers
-from covprop.bench.kernels import Kernel, busy_time, kernels_of, sigma_products
 from covprop.bench.layers import count_flops
 from covprop.bench.step import training_step
 from covprop.bench.subject import Subject
 from covprop.bench.timing import Timing
 
+step_floor, kernels = benchmark("step_floor"), benchmark("step_kernels")
 TINY = Subject("lenet", width=2, image=8, channels=1)
 SMALL = Subject("preact_resnet18", width=16, image=8)
 
@@ -30,17 +32,17 @@ def test_kernels_fall_into_groups() -> None:
         "_sum_parts": "moment-ReLU",
         "something new": "other",
     }
-    assert {name: Kernel(name, 1.0, 1.0).group for name in names} == names
+    assert {name: kernels.Kernel(name, 1.0, 1.0).group for name in names} == names
 
 
 def test_overlapping_kernels_count_once() -> None:
     spans = [(0, 10), (2, 3), (5, 10), (20, 5)]
-    assert busy_time([{"ts": start, "dur": length} for start, length in spans]) == 15 + 5
+    assert kernels.busy_time([{"ts": start, "dur": length} for start, length in spans]) == 15 + 5
 
 
 def test_operators_of_some_work_on_the_cpu() -> None:
     a = torch.ones(64, 64)
-    found, busy = kernels_of(lambda: torch.mm(a, a), cuda=False, calls=3)
+    found, busy = kernels.kernels_of(lambda: torch.mm(a, a), cuda=False, calls=3)
     (product,) = [kernel for kernel in found if kernel.name == "aten::mm"]
     assert product.launches == 1
     assert 0 < product.seconds <= busy
@@ -50,7 +52,7 @@ def test_seconds_are_those_of_one_call() -> None:
     a = torch.ones(512, 512)
 
     def product(calls: int) -> float:
-        found, _ = kernels_of(lambda: torch.mm(a, a), cuda=False, calls=calls)
+        found, _ = kernels.kernels_of(lambda: torch.mm(a, a), cuda=False, calls=calls)
         return sum(kernel.seconds for kernel in found if kernel.name == "aten::mm")
 
     assert product(40) < 10 * product(1)
@@ -60,9 +62,9 @@ def test_products_and_floor_count_the_same_operations(monkeypatch: pytest.Monkey
     def in_a_second(sides: dict[str, object], *_: object) -> dict[str, Timing]:
         return dict.fromkeys(sides, Timing(2.0, 1.0, 3.0, 1, 1))
 
-    monkeypatch.setattr("covprop.bench.floor.interleaved", in_a_second)
-    table = sigma_products(SMALL)
-    limits = floor(SMALL, 4)
+    monkeypatch.setattr(step_floor, "interleaved", in_a_second)
+    table = kernels.sigma_products(SMALL)
+    limits = step_floor.floor(SMALL, 4)
     total = table.rows[-1]
     assert total[0] == "all"
     assert float(total[3]) > 0.01
@@ -75,5 +77,5 @@ def test_products_and_floor_count_the_same_operations(monkeypatch: pytest.Monkey
 
 
 def test_map_numbers_of_lenet() -> None:
-    relu, maps = map_numbers(TINY)
+    relu, maps = step_floor.map_numbers(TINY)
     assert 0 < relu < maps

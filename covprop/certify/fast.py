@@ -1,4 +1,7 @@
-"""Images settled one by one from a queue: the two procedures, and the engine that serves them."""
+"""The fast path: images from a queue, through passes of one shape that a GPU replays.
+
+`certify` and `predict` are two procedures here, which say of each image what to draw next.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,52 @@ from torch import Tensor
 
 from covprop.certify.bounds import Floats, Ints, Looks, Question, judge
 from covprop.certify.engine import Engine
-from covprop.certify.given import check_images, check_label_range
-from covprop.certify.noise import ESTIMATE, PREDICT, SELECT
+from covprop.certify.inputs import check_images, check_label_range, device_of, dtype_of
+from covprop.certify.noise import ESTIMATE, PREDICT, SELECT, block_size
 from covprop.certify.queue import IN_FLIGHT, Image, Procedure, run
-from covprop.certify.sample import Sampler, Tallies, Way
+from covprop.certify.sample import Sampler, Sampling, Tallies, blocks_a_pass
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
 
 Source = Iterable[tuple[int, Tensor]]
 CHECKED = 64  # images that are checked together
+RECORDING_PAYS = 100  # passes; to warm up and record one takes about as long as ten
+
+
+def on_fast_path(
+    model: Classifier, x: Tensor, how: Sampling, fast: bool | None, samples: int
+) -> bool:
+    """Whether passes are recorded and replayed: as told, else on a GPU where that pays."""
+    if dtype_of(model) not in (torch.float32, how.dtype):  # such a pass casts to `dtype` only
+        return False
+    if fast is not None:
+        return fast
+    shape = tuple(x.shape[-3:])
+    passes = samples / (blocks_a_pass(shape, how.batch_size) * block_size(shape))
+    return device_of(model, x, how.device).type == "cuda" and passes >= RECORDING_PAYS
 
 
 @contextmanager
-def opened(model: Classifier, x: Tensor, way: Way, samples: int) -> Iterator[Engine]:
-    """An engine for images like x, ready for about so many samples; the model in eval mode."""
-    with Sampler(model, x, [0], way) as sampler:
+def opened(model: Classifier, x: Tensor, how: Sampling, samples: int) -> Iterator[Engine]:
+    """An engine for images like x and about so many samples, with the model in eval mode."""
+    with Sampler(model, x, [0], how) as sampler:
         assert sampler.num_classes is not None
         engine = Engine(
             model,
             sampler.x.shape[1:],
-            sigma=way.sigma,
+            sigma=how.sigma,
             classes=sampler.num_classes,
             block=sampler.block,
             width=sampler.width,
-            # As many as can wait for a look at once, and one pass more to choose from.
+            # Enough for all images that can wait for a look at once, and one pass more.
             slots=(IN_FLIGHT + 1) * sampler.width,
             device=sampler.device,
-            dtype=way.dtype,
+            dtype=how.dtype,
             channels_last=sampler.channels_last,
-            soft=way.soft,
+            soft=how.soft,
         )
         try:
-            engine.speed_up(samples, compiling=way.compiled)
+            engine.speed_up(samples, compiling=how.compiled)
             yield engine
         finally:
             engine.close()
@@ -54,24 +71,24 @@ def settle(
     model: Classifier,
     source: Source,
     procedure: Procedure,
-    way: Way,
+    how: Sampling,
     samples: int,
 ) -> Iterator[list[Image]]:
-    """Images of a source as `procedure` is done with them; `samples` is about how many it takes."""
-    images = checked(source, way.value_range)
+    """Images as `procedure` is done with them; `samples` is about how many it takes in all."""
+    images = checked(source, how.value_range)
     first = next(images, None)
     if first is None:
         return
-    with opened(model, first[1], way, samples) as engine:
-        yield from run(engine, chain([first], images), procedure, way.seed)
+    with opened(model, first[1], how, samples) as engine:
+        yield from run(engine, chain([first], images), procedure, how.seed)
 
 
 def checked(
     source: Source, value_range: tuple[float, float] | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Images of one shape and the right scale; many are looked at together.
+    """The images, each checked for its shape and scale, `CHECKED` at a time.
 
-    Looking at an image on a GPU waits for all that was asked of it before.
+    A check reads values, which on a GPU waits for all work that was started before.
     """
     images = iter(source)
     shape: torch.Size | None = None
@@ -99,7 +116,7 @@ class _Known:
 class Certifying:
     """Guess the class from n0 samples, then bound its probability look by look.
 
-    With `right`, the labels by the images' places in the queue, a wrong guess is all there is.
+    With `right`, the labels by the images' places in the queue, wrong guesses are not bounded.
     """
 
     purpose = SELECT

@@ -1,4 +1,4 @@
-"""What a caller hands over, looked at before anything is measured or drawn."""
+"""Checks of a caller's arguments, before anything is measured or drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an image's logits depend on what is beside it: rounding and chance do not count."""
+"""Whether an image's logits depend on the rest of its batch: rounding and chance do not count."""
 
 import random
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from covprop.company import beside, check_company
 from covprop.errors import InvalidInput
+from covprop.independence import batch_with, check_independence
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-def test_what_moves_by_more_than_rounding_depends_on_its_company(scale: float) -> None:
+def test_what_moves_by_more_than_rounding_depends_on_its_batch(scale: float) -> None:
     logits = torch.tensor([1.0, -2.0, 0.5]) * scale
 
     def moved(by: float) -> None:
-        check_company(lambda pixel, rows: logits * (1 + by * pixel))
+        check_independence(lambda pixel, rows: logits * (1 + by * pixel))
 
     moved(0.0)
     moved(1e-5)
@@ -35,38 +35,38 @@ def test_what_moves_with_the_size_of_the_batch_depends_on_it(scale: float) -> No
             asked.append(rows)
             return logits * (1 + by * rows)
 
-        check_company(of)
+        check_independence(of)
 
     moved(0.0)
     moved(1e-4)
-    assert asked == [2, 3, 2, 3]  # no pass more than one needs for the company itself
+    assert asked == [2, 3, 2, 3]  # no pass more than one needs for the batch itself
     moved(0.04)
     for by in (0.3, -0.5, 10.0):
         with pytest.raises(InvalidInput, match="or on how many images are"):
             moved(by)
 
 
-def test_rounding_by_size_does_not_hide_the_company() -> None:
+def test_rounding_by_size_does_not_hide_the_content() -> None:
     logits = torch.tensor([1.0, -2.0, 0.5])
     with pytest.raises(InvalidInput, match="what else is in the batch"):
-        check_company(lambda pixel, rows: logits * (1 + 0.01 * pixel + 0.01 * rows))
+        check_independence(lambda pixel, rows: logits * (1 + 0.01 * pixel + 0.01 * rows))
 
 
-def test_one_of_two_networks_by_chance_is_not_taken_for_two_by_company() -> None:
-    """Four calls agree with company in one of eight pairs: it takes more to be sure."""
+def test_random_logits_are_not_taken_for_dependence_on_the_batch() -> None:
+    """Four random answers fit dependence in one of eight cases: it takes more to be sure."""
     rng = random.Random(0)
 
     def either(pixel: float, rows: int) -> Tensor:
         return torch.tensor([1.0, float(rng.randrange(2))])
 
     for _ in range(300):
-        check_company(either)
+        check_independence(either)
 
 
-def test_the_company_has_a_mean_and_a_shape() -> None:
+def test_the_other_images_have_a_mean_and_a_shape() -> None:
     """What takes away a mean, of all pixels or of each image, must not make two of them one."""
     image = torch.rand(3, 4, 5)
-    dark, light = (beside(image, brightness, rows=3) for brightness in (0.0, 2.0))
+    dark, light = (batch_with(image, brightness, rows=3) for brightness in (0.0, 2.0))
     assert torch.equal(dark[0], image)
     assert torch.equal(light[0], image)
     assert dark.shape == light.shape == (3, 3, 4, 5)
