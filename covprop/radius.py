@@ -134,11 +134,18 @@ def margin_variance(cov: Tensor, a: Tensor, b: Tensor, settings: Settings = PAPE
 
 
 def ratio(margin: Tensor, variance: Tensor) -> Tensor:
-    """margin/√variance, ±∞ (0 in a tie) where the variance is 0, without NaN gradients."""
+    """margin/√variance, ±∞ (0 in a tie) where the variance is 0, without NaN gradients.
+
+    A variance so small that margin/variance^1.5 is no number of this precision, or nearly, has no
+    gradient: in float32 one below about 2e-22 at a margin of 1.
+    """
     random = variance != 0  # a NaN variance is random too, and stays NaN
     safe = torch.where(random, variance, torch.ones_like(variance))
+    root = torch.sqrt(safe)
+    steep = (margin / safe / root).abs() > 1e-6 * torch.finfo(root.dtype).max
+    root = torch.where(steep, root.detach(), root)
     certain = torch.where(margin == 0, margin, margin.sign() * torch.inf).detach()
-    return torch.where(random, margin / torch.sqrt(safe), certain)
+    return torch.where(random, margin / root, certain)
 
 
 def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings = PAPER) -> Tensor:

@@ -134,8 +134,8 @@ def known_operation(name: str) -> object:
     """What a name in the tables stands for."""
     import operator
 
-    if name == "piece":
-        return piece
+    if name in ("piece", "getattr"):
+        return {"piece": piece, "getattr": getattr}[name]
     places = {"nn": nn, "F": nn.functional, "torch": torch, "Tensor": torch.Tensor}
     place, _, last = name.rpartition(".")
     home = places[place] if place else covprop if hasattr(covprop, name) else operator

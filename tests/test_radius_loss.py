@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracles import random_covariance
 from scipy import stats
 
-from covprop import REFERENCE, Gaussian, InvalidInput, RadiusLoss
+from covprop import REFERENCE, Gaussian, InvalidInput, RadiusLoss, estimated_radius
 from covprop.radius import soft_hinge
 
 
@@ -21,6 +21,25 @@ def test_zero_variance_has_no_nan_gradient() -> None:
     assert cov.grad is not None
     assert torch.isfinite(mean.grad).all()
     assert torch.isfinite(cov.grad).all()
+
+
+@pytest.mark.parametrize("variance", [1e-20, 1e-24, 1e-30, 1e-37, 1e-39, 1e-44])
+def test_gradients_of_hardly_any_noise_are_finite(variance: float) -> None:
+    """Those of float64 where float32 has numbers for them, 0 through Σ where it has not."""
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        mean = torch.tensor([[3.0, 0.0]], dtype=dtype, requires_grad=True)
+        cov = (variance * torch.eye(2, dtype=torch.float64)).to(dtype).requires_grad_()
+        out, labels = Gaussian(mean, cov), torch.tensor([0])
+        total = RadiusLoss(0.25, offset=0.5)(out, labels)  # of a hinge that is 0
+        total = total + RadiusLoss(1e-5, offset=1e30)(out, labels) + estimated_radius(out, 0.25)[0]
+        gradients.append(torch.autograd.grad(total, [mean, cov]))
+    (_, cov64), (mean32, cov32) = gradients
+    assert mean32.isfinite().all()
+    if variance == 1e-20:
+        torch.testing.assert_close(cov32, cov64.float())
+    else:
+        assert not cov32.any()
 
 
 def test_loss_by_hand() -> None:

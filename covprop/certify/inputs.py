@@ -108,9 +108,16 @@ def as_index(index: int | Sequence[int] | Tensor | None, images: int) -> list[in
 
 
 def check_labels(
-    labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None
-) -> list[int]:
-    """The images' labels; one outside the classes would silently count as wrong."""
+    labels: int | Sequence[int] | Tensor | None, images: int, num_classes: int | None, skip: bool
+) -> list[int] | None:
+    """The labels of images whose wrong guesses are skipped; one outside the classes would silently
+    count as wrong."""
+    if not skip:
+        if labels is not None:
+            raise InvalidInput(
+                "labels change nothing without skip_wrong=True: give it too, or leave them out"
+            )
+        return None
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
     tensor = torch.as_tensor(labels)

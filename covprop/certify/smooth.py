@@ -150,7 +150,7 @@ def certify(
         warnings.warn(message, SampleWarning, stacklevel=2)
     names = as_index(index, len(images))
     plan = looks(n, alpha, sequential=question is not None, step=step)
-    right = check_labels(labels, len(images), num_classes) if skip_wrong else None
+    right = check_labels(labels, len(images), num_classes, skip_wrong)
     how = Sampling(sigma, num_classes, batch_size, seed, device, dtype, soft, value_range, compiled)
     if len(images) and on_fast_path(model, images, how, fast, len(images) * n):
         source = zip(names, images, strict=True)

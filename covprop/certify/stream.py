@@ -66,7 +66,7 @@ def certify_each(
     )
     if message := sample_warning(n, alpha, sigma, soft=soft):
         warnings.warn(message, SampleWarning, stacklevel=2)
-    right = check_labels(labels, count, more.get("num_classes")) if skip_wrong else None
+    right = check_labels(labels, count, more.get("num_classes"), skip_wrong)
     if x is None:
         return
     how = Sampling(sigma, soft=soft, **more)

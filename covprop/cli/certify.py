@@ -133,7 +133,7 @@ def certify(
                 soft=soft,
                 delta=delta,
                 at_least=radii,
-                labels=labels,
+                labels=labels if skip_wrong else None,
                 skip_wrong=skip_wrong,
                 fast=fast,
                 compiled=compiled,

@@ -64,8 +64,7 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
         with Image.open(path) as file:
             # Pillow would cut 16-bit grey off at 255, which leaves hardly anything but white.
             if file.mode.startswith("I"):
-                levels = np.asarray(file).astype(np.int64) >> 8
-                return Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert(mode)
+                return _grey(path, file).convert(mode)
             if file.mode == "F":  # on a scale of its own, which Pillow would cut to 0 … 255
                 raise InvalidInput(f"{path}: its pixels are floats; store it with 8 or 16 bits.")
             file.load()
@@ -77,6 +76,19 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
         raise InvalidInput(
             f"{path}: cannot be decoded as an image ({error}); replace or remove it."
         ) from None
+
+
+def _grey(path: Path, file: Image.Image) -> Image.Image:
+    """8 of the 16 bits of grey; of TIFFs with whole numbers of 32 bits or a sign, 0 to 255."""
+    levels = np.asarray(file).astype(np.int64)
+    if file.mode != "I" or file.format != "TIFF":  # a PGM of 16 bits is "I" too
+        levels >>= 8
+    elif levels.min() < 0 or levels.max() > 255:
+        raise InvalidInput(
+            f"{path}: its pixels go from {levels.min()} to {levels.max()}, on a scale that the "
+            "file does not tell; store it with 8 or 16 bits without a sign."
+        )
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
 
 
 def centre_crop(image: Image.Image) -> Image.Image:

@@ -153,6 +153,22 @@ class RadiusWeights:
         if self.by == "sampling":
             self.start = self.radius.cpu().clone()
 
+    def early(self, epoch: int) -> list[str]:
+        """A sentence where the weights begin, in this epoch, with a network that is mostly wrong.
+
+        Example:
+            >>> RadiusWeights(3, from_epoch=1).early(epoch=0)
+            []
+        """
+        right = float((self.radius > 0).float().mean()) if epoch == self.from_epoch else 1.0
+        if right >= 0.5:
+            return []
+        return [
+            f"weights begin with epoch {epoch + 1}, while {1 - right:.0%} of the images have no "
+            "positive estimated radius: what the network has yet to learn it may never learn now; "
+            "begin later (weighting.from_epoch)."
+        ]
+
     def order(self, epoch: int, seed: int) -> Tensor | None:
         """The images of the epoch in their order, [count]; None while every one comes once."""
         if self.by == "loss" or not self.phase(epoch):

@@ -47,7 +47,7 @@ PER_IMAGE_NORM_CALL = (PER_IMAGE_NORM[0], "write nn.BatchNorm or covprop.ActNorm
 SOFTMAX = ("it is not element-wise", "let the model return logits")
 ATTENTION = ("it multiplies random values with each other", "use convolutional blocks")
 STACK = ("it adds a dimension", "use torch.cat, along dimension 1")
-UNBIND = ("it takes a dimension away", "slice it, as in x[:, 0:1] or x[:, :, 0]")
+UNBIND = ("its parts are not read one by one", "name them, as in a, b = x.unbind(2)")
 SPLIT = ("its parts are not read one by one", "name them, as in a, b = x.chunk(2, 1)")
 
 REASONS: dict[Any, tuple[str, str]] = {

@@ -41,15 +41,14 @@ OUT_OF_PLACE: dict[Any, Any] = {
     torch.relu_: torch.relu,
 }
 
-
 SIGNS: dict[Any, int] = {
     **dict.fromkeys((operator.add, torch.add, torch.Tensor.add), 1),
     **dict.fromkeys((operator.sub, torch.sub, torch.Tensor.sub), -1),
 }
 """The sign of the second operand. a ± αa is not a sum of independent values but (1 ± α)·a."""
 
-
-SPLITS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split)
+UNBINDS = (torch.unbind, torch.Tensor.unbind)
+SPLITS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split, *UNBINDS)
 """Functions with several results. A step has one, so each result becomes a step: `piece_of`."""
 
 
@@ -172,11 +171,13 @@ def writes(node: fx.Node) -> bool:
     return given or name.endswith("_")
 
 
-def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `piece` for one of the values that the node `whole` makes."""
+def piece_of(whole: fx.Node, split: Any, index: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What makes one of the values that the node `whole` makes, with its arguments."""
     options = dict(whole.kwargs)
     x, *how = whole.args or (options.pop("input"),)
-    return (x, index, split, *how), options
+    if split in UNBINDS:
+        return torch.select, (x, *(how or [options.get("dim", 0)]), index), {}
+    return piece, (x, index, split, *how), options
 
 
 def taken_apart(node: fx.Node) -> bool:
@@ -234,7 +235,7 @@ def flatten_graph(
         args: tuple[Any, ...] = () if node.op == "placeholder" else tuple(node.args)
         kwargs = dict(node.kwargs)
         if target is operator.getitem and args[0] in split:
-            (args, kwargs), target = piece_of(args[0], split[args[0]], args[1]), piece
+            target, args, kwargs = piece_of(args[0], split[args[0]], args[1])
         args, kwargs = convert(args), convert(kwargs)
         if target in SIGNS and (whole := multiple_of_one(SIGNS[target], args, kwargs)):
             target, args, kwargs = operator.mul, whole, {}

@@ -138,11 +138,12 @@ class Log:
             text += f", {span(left)} left"
         self.say(text)
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def say(self, *lines: str) -> None:
+        """Lines that stay."""
         self.last = time.monotonic()
         if self.console is not None:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            for line in lines:
+                self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

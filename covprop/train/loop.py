@@ -126,8 +126,7 @@ class Trainer:
         self.run_step: Callable[[data.Batch, int], None] = self.update
         if self.epoch < self.options.epochs:
             about = opening(recipe, self.model, len(train_data), self.steps, here.device)
-            for line in (*about, *filter(None, [speed.line])):
-                self.log.say(line)
+            self.log.say(*about, *filter(None, [speed.line]))
         if speed.record:
             self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
 
@@ -139,8 +138,7 @@ class Trainer:
             self.here.first_does(self._save_model)
         elif (again := self.metrics.dropped if self.metrics else 0) or self._steps_done():
             self.log.say(continuing(self.out, self.epoch, self.step, again))
-            for line in other_images(self.images_before, len(self.train_data)):
-                self.log.say(line)
+            self.log.say(*other_images(self.images_before, len(self.train_data)))
         try:
             with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
@@ -159,6 +157,7 @@ class Trainer:
             self.core.start_epoch(self.epoch)
             if self.weights:
                 self.weights.start_epoch()
+                self.log.say(*self.weights.early(self.epoch))
         order = self.weights.order(self.epoch, self.options.seed) if self.weights else None
         for batch in data.batches(
             self.train_data,

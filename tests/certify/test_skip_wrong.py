@@ -167,6 +167,14 @@ def test_labels_are_needed(labels: list[int] | Tensor | None, message: str) -> N
         next(certify_each(network(), enumerate(images(2)), 2, **given))
 
 
+def test_labels_that_nothing_would_read_are_refused() -> None:
+    given = {"sigma": SIGMA, "n": 500, "labels": [0, 1]}
+    with pytest.raises(InvalidInput, match="labels change nothing without skip_wrong=True"):
+        certify(network(), images(2), **given)
+    with pytest.raises(InvalidInput, match="labels change nothing without skip_wrong=True"):
+        next(certify_each(network(), enumerate(images(2)), 2, **given))
+
+
 def test_nothing_in_nothing_out() -> None:
     found = certify(network(), images(0), sigma=SIGMA, n=500, labels=[], skip_wrong=True)
     assert found.n.shape == (0,)

@@ -155,6 +155,20 @@ def test_sixteen_bits_of_grey_keep_their_range(tmp_path):
     assert open_image(tmp_path / "a.png", "L").getextrema() == (0, 255)
 
 
+def test_whole_numbers_of_32_bits_are_taken_as_they_are_up_to_255(tmp_path):
+    """Such a TIFF tells no scale: 0 to 255 can be meant in one way only, more is refused."""
+    levels = np.arange(256, dtype=np.int32).reshape(16, 16)
+    Image.fromarray(levels).save(tmp_path / "a.tif")
+    assert np.array_equal(np.asarray(open_image(tmp_path / "a.tif", "L")), levels)
+    assert np.array_equal(np.asarray(open_image(tmp_path / "a.tif", "RGB"))[..., 2], levels)
+    for beyond in (levels + 1, levels - 1, 257 * levels):
+        Image.fromarray(beyond).save(tmp_path / "b.tif")
+        with pytest.raises(InvalidInput, match=r"b\.tif: its pixels go from .* with 8 or 16 bits"):
+            open_image(tmp_path / "b.tif", "L")
+    Image.fromarray(257 * levels).save(tmp_path / "c.pgm")  # of 16 bits, which Pillow opens as 32
+    assert np.array_equal(np.asarray(open_image(tmp_path / "c.pgm", "L")), levels)
+
+
 def test_a_picture_beyond_pillow_s_limit_is_one_sentence(tmp_path, monkeypatch):
     Image.new("L", (30, 30)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)

@@ -120,3 +120,13 @@ def test_blocked_at_the_ends_and_at_zero() -> None:
         assert torch.allclose(by_mean.double(), cdf, rtol=0, atol=3e-7)
         assert torch.allclose(by_std.double(), pdf[0], rtol=0, atol=3e-7)
         assert (out >= 0).all()
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize("std", [0.0, 1e-20, 1e-12])
+def test_blocked_at_means_that_no_deviation_divides(std: float, slope: float) -> None:
+    """(Leaky) ReLU itself, where mean/std is beyond float32."""
+    mean = torch.tensor([[1e20, 1.0, 0.0], [-1e20, -1.0, 3e38], [-3e38, 1e-30, 1e30]])
+    out = moment_relu(mean, torch.full((3,), std), slope)
+    expected = torch.nn.functional.leaky_relu(mean, slope)
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=0.4 * std + 1e-19)

@@ -47,6 +47,18 @@ def test_radii_are_averaged_over_epochs() -> None:
     assert weights.radius[[0, 2]].isnan().all()
 
 
+def test_a_network_that_is_mostly_wrong_where_weights_begin_is_told() -> None:
+    weights = RadiusWeights(6, from_epoch=2)
+    weights.update(ALL[:5], torch.tensor([0.5, 0.1, 0.0, -0.5, -0.1]))  # two of six are right
+    assert [weights.early(epoch) for epoch in (0, 1, 3)] == [[], [], []]
+    (line,) = weights.early(2)
+    assert line.startswith("weights begin with epoch 3, while 67% of the images have no positive")
+    assert "weighting.from_epoch" in line
+    weights.update(ALL[5:], torch.tensor([0.2]))
+    assert weights.early(2) == []
+    assert "100%" in RadiusWeights(6, from_epoch=0).early(0)[0]
+
+
 def test_ones_before_their_epoch_and_while_all_labels_lose() -> None:
     weights = RadiusWeights(3, from_epoch=2)
     index = torch.arange(3)

@@ -54,6 +54,16 @@ def test_what_never_begins_is_said_after_it(tiny: Make) -> None:
     assert "never begins" in second
 
 
+@pytest.mark.parametrize("by", ["loss", "sampling"])
+def test_weights_that_begin_too_early_are_told_once(tmp_path: Path, tiny: Make, by: str) -> None:
+    recipe = tiny(weighting={"name": "radius", "by": by, "from_epoch": 1}, epochs=3)
+    lines = said(recipe, tmp_path)
+    (place,) = (n for n, line in enumerate(lines) if line.startswith("weights begin with epoch 2"))
+    assert [line.split(":")[0] for line in (lines[place - 1], lines[place + 1])] == [
+        "epoch 1", "epoch 2"
+    ]  # fmt: skip
+
+
 def test_noise_on_the_scale_of_bytes_is_said_once(tmp_path: Path, tiny: Make) -> None:
     recipe = dataclasses.replace(tiny(epochs=1), noise=NoiseOptions(sigma=64.0))
     (line,) = (line for line in said(recipe, tmp_path) if "drown" in line)

@@ -157,12 +157,22 @@ def celu_slope(layer: Layer) -> float:
     return 1.0
 
 
+def softplus_slope(layer: Layer) -> float:
+    """1, but where torch goes on as x itself it jumps down, by log(1 + exp(−threshold))/beta."""
+    if (threshold := option(layer, 2, "threshold", 20)) < 15:
+        raise Unsupported(
+            f"it jumps where beta·x exceeds its threshold of {threshold:g}",
+            "give it a threshold of 15 or more, at which the jump is below rounding",
+        )
+    return 1.0
+
+
 elementwise(nn.SiLU, F.silu, slope=1.0998393201)
 elementwise(nn.Mish, F.mish, slope=1.0884981613)
 elementwise(nn.Tanh, F.tanh, torch.tanh, torch.Tensor.tanh, slope=1.0)
 elementwise(nn.Sigmoid, F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid, slope=0.25)
 elementwise(nn.LogSigmoid, F.logsigmoid, slope=1.0)
-elementwise(nn.Softplus, F.softplus, slope=1.0)
+elementwise(nn.Softplus, F.softplus, slope=softplus_slope)
 elementwise(nn.Softsign, F.softsign, slope=1.0)
 elementwise(nn.Softshrink, F.softshrink, slope=1.0)
 elementwise(nn.Tanhshrink, F.tanhshrink, slope=1.0)

@@ -104,7 +104,7 @@ def negate(call: Call, cov: Tensor, settings: Settings) -> Tensor:
     return cov
 
 
-@rule(torch.cat, torch.concat)
+@rule(torch.cat, torch.concat, torch.concatenate)
 def concatenate(
     call: Call, covs: Covs, settings: Settings, shapes: tuple, operands: tuple
 ) -> Tensor:

@@ -44,21 +44,29 @@ def reshape(
     )
 
 
-@rule(torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose)
+@rule(
+    *(torch.permute, torch.Tensor.permute, torch.transpose, torch.Tensor.transpose),
+    *(torch.swapaxes, torch.Tensor.swapaxes, torch.swapdims, torch.Tensor.swapdims),
+    *(torch.movedim, torch.Tensor.movedim, torch.moveaxis, torch.Tensor.moveaxis),
+    *(torch.t, torch.Tensor.t, torch.adjoint, torch.Tensor.adjoint),
+)
 def permute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     """Σ: pixels change places, channels must not."""
-    ndim = len(shape) + 1
-    order = list(range(ndim))
-    named = (value for name, value in call.kwargs.items() if name != "input")
-    given = (*call.args[1:], *named)
-    dims = [d % ndim for d in (given[0] if isinstance(given[0], list | tuple) else given)]
-    if call.function in (torch.transpose, torch.Tensor.transpose):
-        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
-    else:
-        order = dims
-    if order[:2] != [0, 1]:
+    numbered = torch.empty(tuple(range(len(shape) + 1)), device="meta")  # sizes 0, 1, 2, …
+    if call(numbered).shape[:2] != (0, 1):
         raise Unsupported("it moves the channels", "keep the channels in dimension 1")
     return cov
+
+
+@rule(getattr)
+def attribute(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """As a permutation: x.mT and its like."""
+    if (name := call.get(1, "name")) not in ("T", "mT", "H", "mH"):
+        raise Unsupported(f"it reads .{name} of a noisy value", "use the value itself")
+    return permute(call, cov, settings, shape)
+
+
+SINGLE = ("it picks single channels", "slice them instead, as in x[:, 0:1]")
 
 
 @rule(operator.getitem)
@@ -76,7 +84,7 @@ def index(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
     if batch != slice(None):
         raise Unsupported("it picks images of the batch", "leave dimension 0 whole, as in x[:, 1:]")
     if not isinstance(channel, slice):
-        raise Unsupported("it picks single channels", "slice them instead, as in x[:, 0:1]")
+        raise Unsupported(*SINGLE)
     if channel == slice(None):
         return cov
     if cov.shape[0] != shape[0]:
@@ -106,6 +114,23 @@ def narrow(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
         return cov
     start, length = call.get(2, "start"), call.get(3, "length")
     return cov.narrow(0, start, length).narrow(1, start, length)
+
+
+@rule(torch.select, torch.Tensor.select)
+def select(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ of one row of pixels."""
+    if _along_channels("cut", call.get(1, "dim"), cov, shape):
+        raise Unsupported(*SINGLE)
+    return cov
+
+
+@rule(torch.index_select, torch.Tensor.index_select)
+def index_select(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """Σ; of channels that are picked, in the order in which they are."""
+    if not _along_channels("cut", call.get(1, "dim"), cov, shape):
+        return cov
+    order = call.get(2, "index")
+    return cov[order][:, order]
 
 
 def _along_channels(does: str, dim: int, cov: Tensor, shape: tuple) -> bool:

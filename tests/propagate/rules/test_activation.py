@@ -1,5 +1,7 @@
 """Activations: means through the propagator, slopes against a grid, Mehler against quadrature."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from covprop import (
     check,
     elementwise,
 )
+from covprop.estimate.ibp import ibp
 from covprop.propagate.channels import channel_std
 from covprop.propagate.registry import find, rule
 from covprop.propagate.rules.activation import hermite, hermite_mean
@@ -200,6 +203,30 @@ def test_celu_without_a_largest_slope_is_refused(alpha: float) -> None:
         with pytest.raises(UnsupportedModel, match=r"slope has no bound.*give it an alpha above 0"):
             check(nn.Sequential(layer, nn.Flatten()), (1, 2, 2))
     check(nn.Sequential(nn.CELU(0.3), nn.Flatten()), (1, 2, 2))
+
+
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 2), (5.0, 2.0), (1.0, 14.9), (3.0, -1.0)])
+def test_softplus_that_jumps_is_refused(beta: float, threshold: float) -> None:
+    at = torch.tensor(threshold / beta, dtype=torch.float64)
+    before, after = (F.softplus(at + step, beta, threshold) for step in (-1e-9, 1e-9))
+    assert before - after > 3e-7 / beta
+    for layer in (nn.Softplus(beta, threshold), Calls(F.softplus, beta, threshold=threshold)):
+        with pytest.raises(UnsupportedModel, match=r"jumps where .* give it a threshold of 15"):
+            check(nn.Sequential(layer, nn.Flatten()), (1, 2, 2))
+        with pytest.raises(UnsupportedModel, match=r"jumps where .* give it a threshold of 15"):
+            ibp(nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2), 0.1)
+    check(nn.Sequential(nn.Softplus(beta, 15), Calls(F.softplus, beta), nn.Flatten()), (1, 2, 2))
+
+
+class Calls(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable, *args: float, **options: float) -> None:
+        super().__init__()
+        self.function, self.args, self.options = function, args, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.args, **self.options)
 
 
 def test_a_degree_that_is_no_whole_number_is_refused() -> None:

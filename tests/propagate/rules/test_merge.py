@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "negative": lambda a, b: -a - b * 2,
     "mul method": lambda a, b: a.mul(0.0) + b.div(3),
     "cat": lambda a, b: torch.cat([a, b], 1),
+    "concatenate": lambda a, b: torch.concatenate((a, b), dim=1),
     "cat by name": lambda a, b: torch.cat(dim=1, tensors=[a, b]),
     "cat three": lambda a, b: torch.cat((a, b, a * 0), dim=1),
     "cat twice": lambda a, b: torch.cat([a, b, a], 1),
