@@ -19,7 +19,7 @@ from covprop.layers import per_channel
 
 BLOCK = 524_288  # numbers a thread; 2 MiB in float32
 NOT_ZERO = 1.1e-30  # added to z, since gelu(z)/z has no value at 0
-LITTLE = 1e-10  # a deviation by which a mean of less than 3e28 can be divided in float32
+LITTLE = 1e-10  # a deviation by which any mean below 3e28 can be divided in float32
 
 
 def blocks(mean: Tensor) -> Iterator[slice]:
@@ -59,22 +59,30 @@ def positive(std: Tensor) -> Tensor:
     return std.clamp_min(math.sqrt(torch.finfo(std.dtype).tiny))
 
 
+def beyond(mean: Tensor, std: Tensor) -> bool:
+    """Whether x/s is too large a number somewhere, for the least of these deviations being tiny."""
+    least = float(std.min())
+    if least > LITTLE or not len(mean):
+        return False
+    return float(mean.abs().max()) > least * torch.finfo(std.dtype).max
+
+
 def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
     """aμ + (1 − a)·s(zΦ(z) + φ(z)) for std [channels] in float32 or wider."""
     out = torch.empty_like(mean)
-    little = bool((std < LITTLE).any())
     std = positive(std)
+    overflows = beyond(mean, std)
     standard, scale = Standard(mean, std, std), per_channel(std, mean)
     for part in blocks(mean):
         x = mean[part].to(std.dtype)
         value = out[part] if out.dtype == x.dtype else torch.empty_like(x)
         z = standard(x)
-        if little:  # z may be ∞, so it ends where E[relu(x)] is x to rounding, or 0
+        if overflows:  # so z ends where E[relu(x)] is x to rounding, or 0
             z.clamp_(-standard.bound, standard.bound)
         torch.ops.aten.gelu.out(z, out=value)
         density = standard.density(z.clamp_(-standard.bound, standard.bound))
         torch.addcmul(density, value, scale, out=value).clamp_min_(0.0)
-        if little:
+        if overflows:
             torch.maximum(value, x, out=value)
         if slope:
             value.mul_(1 - slope).add_(x, alpha=slope)
