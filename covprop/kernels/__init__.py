@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 
 from covprop.kernels.half import HAVE_TRITON, cast, half_relu, is_matrix, takes
 from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
@@ -25,8 +24,6 @@ from covprop.layers import per_channel
 def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
     """The module whose `forward` and `backward` fit these tensors; None for the reference."""
     if torch.compiler.is_compiling() or os.environ.get("COVPROP_FUSED") == "0":
-        return None
-    if is_batchedtensor(mean) or is_batchedtensor(std):  # by vmap, which follows plain torch alone
         return None
     if mean.device.type == "cpu":
         from covprop.kernels import blocked
@@ -48,8 +45,6 @@ def cdf_and_exp(z: Tensor) -> tuple[Tensor, Tensor]:
 
 class _MomentReLU(torch.autograd.Function):
     """out = aμ + (1 − a)(μΦ(z) + sφ(z)), with ∂out/∂μ = a + (1 − a)Φ(z), ∂out/∂s = (1 − a)φ(z)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor, slope: float) -> Tensor:
@@ -115,8 +110,6 @@ class _TapSum(torch.autograd.Function):
     result are symmetric, so only the symmetric part of a gradient matters. Products are taken in
     `dtype`, whatever the precision of what goes in and comes out.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(weight: Tensor, cov: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,8 +18,6 @@ class _Deviation(torch.autograd.Function):
     of Σ, since they are a view of its diagonal.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(variance: Tensor) -> Tensor:
         std = torch.sqrt(variance.clamp_min(torch.finfo(variance.dtype).tiny))

@@ -150,36 +150,6 @@ def test_functional_call_with_grad() -> None:
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_vmap_over_images_gives_the_gradients_of_each() -> None:
-    model, x = net()
-    prop = Propagator(model, 0.25, (2, 8, 8)).eval()
-    weights = {name: value.detach().clone() for name, value in prop.named_parameters()}
-
-    def loss(values: dict[str, Tensor], image: Tensor) -> Tensor:
-        out = torch.func.functional_call(prop, values, (image[None],))
-        return out.mean.square().sum() + out.cov.trace()
-
-    each = torch.func.grad(loss)
-    mapped = torch.vmap(each, in_dims=(None, 0))(weights, x)
-    for k, image in enumerate(x):
-        for name, expected in each(weights, image).items():
-            torch.testing.assert_close(mapped[name][k], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_vmap_over_weights_propagates_an_ensemble() -> None:
-    model, x = net(norm=False)
-    prop = Propagator(model, 0.25, (2, 8, 8)).eval()
-    stacked = {
-        name: torch.stack([value, 1.1 * value]).detach() for name, value in prop.named_parameters()
-    }
-    both = torch.vmap(lambda values: torch.func.functional_call(prop, values, (x,)))(stacked)
-    for k in range(2):
-        alone = {name: value[k] for name, value in stacked.items()}
-        out = torch.func.functional_call(prop, alone, (x,))
-        torch.testing.assert_close(both.mean[k], out.mean)
-        torch.testing.assert_close(both.cov[k], out.cov)
-
-
 def test_autocast_keeps_the_covariance_in_float32() -> None:
     model, x = net(norm=False)
     prop = Propagator(model, 0.25, (2, 8, 8)).eval()
