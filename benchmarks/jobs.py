@@ -57,6 +57,7 @@ RESTARTS = 2
 class Job:
     """One run: trained, certified, estimated."""
 
+    wave: str
     name: str
     recipe: str
     set: tuple[str, ...]
@@ -73,6 +74,11 @@ class Job:
     @property
     def folder(self) -> str:
         return f"{self.name}-seed{self.seed}"
+
+    @property
+    def path(self) -> str:
+        """Where it goes below the folder of runs, and below results/."""
+        return f"{self.wave}/{self.folder}"
 
     @property
     def alone(self) -> float:
@@ -153,6 +159,7 @@ def _expand(name: str, options: dict[str, Any], path: Path) -> list[Job]:
             every = (*changes, f"train.seed={seed}")
             jobs.append(
                 Job(
+                    wave=path.stem,
                     name=f"{name}-{epochs}epochs" if several else name,
                     recipe=recipe,
                     set=every,

@@ -1,4 +1,4 @@
-"""Trains and certifies a wave of runs side by side on one machine, within a time limit.
+"""Trains and certifies waves of runs side by side on one machine, within a time limit.
 
     python benchmarks/results.py benchmarks/waves/cifar10-explore.toml --data DATA \\
         --slots 6 --minutes 9 --archive explore.tar.gz
@@ -6,6 +6,7 @@
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --list
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --alone --data DATA
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --also --data DATA
+    python benchmarks/results.py benchmarks/waves/mnist-0.{25,50}.toml --data DATA --slots 6
 
 Each job is `covprop train`, `covprop certify` and `covprop estimate` into RUNS/WAVE/JOB-seedN, with
 run.json saying how (commands, seconds, machine, versions, commit) and job.log what was printed. No
@@ -13,7 +14,8 @@ job is started that would not end before the limit, unless `--go-on` says that a
 on this machine; one that runs into the limit is stopped, and the same command goes on. Jobs
 finished here or under results/WAVE are not run again; one that crashed goes on at once, twice at
 most; one that failed otherwise, or for good, is kept as a failure (--again tries it once more). The
-archive holds all of the finished jobs but their weights: unpack it in results/. `--alone` times the
+archive holds all of the finished jobs but their weights: unpack it in results/. Several waves are
+one queue, in the order given. `--alone` times the
 epochs of one job after the other, since seconds of runs side by side are not comparable, and puts
 WAVE/timing.tsv into the archive. `--also` certifies finished runs, whose weights are still here, in
 the further ways that the wave names.
@@ -56,7 +58,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("wave", type=Path, help="a file of jobs, see jobs.py")
+    parser.add_argument("waves", type=Path, nargs="+", help="files of jobs, see jobs.py")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--archive", type=Path, help="a .tar.gz, written anew after every job")
@@ -74,13 +76,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Wave:
-    """A wave being run."""
+class Queue:
+    """The jobs of one wave or several, being run."""
 
     def __init__(self, options: argparse.Namespace, jobs: list[Job]) -> None:
-        self.options, self.name = options, options.wave.stem
-        self.folder = options.runs / self.name
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.options, self.waves = options, sorted({job.wave for job in jobs})
+        options.runs.mkdir(parents=True, exist_ok=True)
         self.waiting = [job for job in jobs if self._wanted(job)]
         if options.also:  # each goes on in the next call where it does not end in this one
             self.waiting = [replace(job, epochs=0, certify_seconds=0.0) for job in self.waiting]
@@ -97,9 +98,9 @@ class Wave:
         if self.options.alone:  # finished or not
             return True
         if self.options.also:
-            return bool(job.also) and (self.folder / job.folder / "model.safetensors").exists()
-        for folder in (self.folder, Path("results") / self.name):
-            file = folder / job.folder / "run.json"
+            return bool(job.also) and (self.options.runs / job.path / "model.safetensors").exists()
+        for folder in (self.options.runs / job.path, Path("results") / job.path):
+            file = folder / "run.json"
             if file.exists():
                 status = json.loads(file.read_text(encoding="utf-8"))["status"]
                 return status != "done" and bool(self.options.again)
@@ -131,21 +132,21 @@ class Wave:
             for one in list(self.running):
                 self._look(one)
         if self.waiting:
-            names = ", ".join(job.folder for job in self.waiting)
+            names = ", ".join(job.path for job in self.waiting)
             say(f"not run, for want of time: {names}")
 
     def _start(self, job: Job) -> None:
-        folder = self.folder / job.folder
+        folder = self.options.runs / job.path
         folder.mkdir(parents=True, exist_ok=True)
         data = self.options.data
         if job.data_folder:
-            data = self.folder / "data"
+            data = folder.parent / "data"
             repeated(self.options.data / job.data_folder, data / job.data_folder, job.repeat)
         commands = (job.also_commands if self.options.also else job.commands)(folder, data)
         one = Running(job, folder, commands, (folder / "job.log").open("ab"))
         one.start(self.environment)
         self.running.append(one)
-        say(f"{job.folder}: started, about {self.pace.wall(job, len(self.running) - 1):.0f} s")
+        say(f"{job.path}: started, about {self.pace.wall(job, len(self.running) - 1):.0f} s")
 
     def _look(self, one: Running) -> None:
         code = one.step_done(self.environment)
@@ -164,14 +165,13 @@ class Wave:
         shown = next(
             (line for line in reversed(said) if "ACR" in line), (said or ["no output"])[-1]
         )
-        say(f"{one.job.folder}: {'' if code == 0 else 'FAILED, '}{shown} ({wall:.0f} s)")
+        say(f"{one.job.path}: {'' if code == 0 else 'FAILED, '}{shown} ({wall:.0f} s)")
         self.archive()
 
     def _record(self, one: Running, status: str, wall: float) -> None:
         if self.options.also and status != "done":  # the run itself is none the worse
             return
         record = {
-            "wave": self.name,
             "status": status,
             **asdict(one.job),
             "commands": [shlex.join(["covprop", *words]) for words in self._public(one.job)],
@@ -192,7 +192,7 @@ class Wave:
     def _public(self, job: Job) -> list[list[str]]:
         """The commands as anyone would give them, without this machine's folders."""
         data = Path("DATA") if self.options.data else None
-        run = Path("runs") / self.name / job.folder
+        run = Path("runs") / job.path
         return (job.also_commands if self.options.also else job.commands)(run, data)
 
     def _stop(self) -> None:
@@ -208,7 +208,7 @@ class Wave:
             except subprocess.TimeoutExpired:
                 one.process.kill()
             one.log.close()
-            say(f"{one.job.folder}: stopped by the time limit")
+            say(f"{one.job.path}: stopped by the time limit")
 
     def archive(self) -> None:
         """All small files of finished jobs as one .tar.gz, whole or not at all."""
@@ -216,25 +216,31 @@ class Wave:
             return
         self.options.archive.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.options.archive.with_suffix(".part")
-        done = [file.parent for file in sorted(self.folder.glob("*/run.json"))]
+        folders = [self.options.runs / wave for wave in self.waves]
+        done = [file.parent for folder in folders for file in sorted(folder.glob("*/run.json"))]
         files = [file for run in done for file in sorted(run.iterdir())]
-        files += sorted(self.folder.glob("timing*"))
+        files += [file for folder in folders for file in sorted(folder.glob("timing*"))]
         with tarfile.open(temporary, "w:gz") as tar:
             for file in files:
                 if file.is_file() and file.suffix not in LEFT_OUT and file.name[0] != ".":
-                    tar.add(file, arcname=str(Path(self.name) / file.relative_to(self.folder)))
+                    tar.add(file, arcname=str(file.relative_to(self.options.runs)))
         os.replace(temporary, self.options.archive)
 
     def time_alone(self) -> None:
         """Seconds of an epoch of every job, with nothing else of ours on the machine."""
+        for wave in self.waves:
+            self._time_wave(self.options.runs / wave)
+
+    def _time_wave(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         lines = ["job\tseconds_per_epoch\timages_per_second\tratio_to_first\tdevice"]
         first, seen = 0.0, set()
         for job in self.waiting:
-            if price(job) in seen:
+            if job.wave != folder.name or price(job) in seen:
                 continue
             seen.add(price(job))
             try:
-                seconds, speed = epoch_seconds(job, self.folder / "alone", self.options.data)
+                seconds, speed = epoch_seconds(job, folder / "alone", self.options.data)
             except CovpropError as error:
                 say(f"{job.name}: {error}")
                 continue
@@ -243,9 +249,9 @@ class Wave:
             ratio = seconds / first
             lines.append(f"{job.name}\t{seconds:.4f}\t{speed:.0f}\t{ratio:.3f}\t{device}")
             say(lines[-1])
-            write(self.folder / "timing.tsv", ("\n".join(lines) + "\n").encode())
+            write(folder / "timing.tsv", ("\n".join(lines) + "\n").encode())
             record = json.dumps(self.facts, indent=1) + "\n"
-            write(self.folder / "timing.json", record.encode())
+            write(folder / "timing.json", record.encode())
             self.archive()
 
 
@@ -264,23 +270,23 @@ def say(text: str) -> None:
 def main() -> None:
     options = arguments()
     try:
-        jobs = read_wave(options.wave, options.set)
+        jobs = [job for file in options.waves for job in read_wave(file, options.set)]
     except CovpropError as error:
         sys.exit(f"results: {error}")
     if options.only:
         jobs = [job for job in jobs if job.name in options.only or job.folder in options.only]
     if options.list:
         for job in jobs:
-            print(f"{job.folder:44s} {job.epochs:4d} epochs  about {duration(job.alone)}")
+            print(f"{job.path:60s} {job.epochs:4d} epochs  about {duration(job.alone)}")
         print(f"{len(jobs)} jobs, about {duration(total_alone(jobs))} of the machine")
         return
-    wave = Wave(options, jobs)
+    queue = Queue(options, jobs)
     if options.alone:
-        wave.time_alone()
+        queue.time_alone()
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop all runs
-        wave.run()
-    wave.archive()
+        queue.run()
+    queue.archive()
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_the_waves_are_valid(path: Path) -> None:
 
 
 def make_job(seconds: float) -> object:
-    return jobs.Job("a", "r", (), 0, 10, (), (), seconds / 10, 0.0)
+    return jobs.Job("w", "a", "r", (), 0, 10, (), (), seconds / 10, 0.0)
 
 
 def test_only_what_ends_in_time_is_started() -> None:

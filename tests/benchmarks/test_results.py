@@ -43,7 +43,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.toml").write_text(WAVE)
     return argparse.Namespace(
-        wave=tmp_path / "first.toml",
+        waves=[tmp_path / "first.toml"],
         data=None,
         runs=tmp_path / "runs",
         archive=tmp_path / "out" / "first.tar.gz",
@@ -61,10 +61,10 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
 def test_a_wave_is_run_and_archived(
     options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listed = jobs.read_wave(options.wave)
-    results.Wave(options, listed).run()
+    listed = jobs.read_wave(options.waves[0])
+    results.Queue(options, listed).run()
     said = capsys.readouterr().out
-    assert "not run, for want of time: long-seed0" in said
+    assert "not run, for want of time: first/long-seed0" in said
     assert "bad-seed0: FAILED" in said
     record = json.loads((options.runs / "first/good-seed0/run.json").read_text())
     assert (record["status"], record["side_by_side"]) == ("done", 3)  # two here, one elsewhere
@@ -80,14 +80,14 @@ def test_a_wave_is_run_and_archived(
     assert good == kept | logs
     assert Path("first/bad-seed0/run.json") in names
     # What is done is not run again, and a failure only if asked for.
-    assert [job.name for job in results.Wave(options, listed).waiting] == ["long"]
+    assert [job.name for job in results.Queue(options, listed).waiting] == ["long"]
     options.again = True
-    assert [job.name for job in results.Wave(options, listed).waiting] == ["bad", "long"]
+    assert [job.name for job in results.Queue(options, listed).waiting] == ["bad", "long"]
     # A finished run is certified further when that is asked for, one without `mps` too.
     del record["mps"]
     (options.runs / "first/good-seed0/run.json").write_text(json.dumps(record))
     options.also = True
-    results.Wave(options, listed).run()
+    results.Queue(options, listed).run()
     before, record = record, json.loads((options.runs / "first/good-seed0/run.json").read_text())
     assert record["commands"][:3] == before["commands"]
     assert record["commands"][3].endswith(
@@ -114,39 +114,39 @@ def test_a_record_says_whether_mps_is_on(
 
 def test_a_further_certificate_that_failed_is_not_recorded(options: argparse.Namespace) -> None:
     options.also = True
-    options.wave.write_text(WAVE.split('[[job]]\nname = "bad"')[0].replace("--n 300", "--n -3"))
+    options.waves[0].write_text(WAVE.split('[[job]]\nname = "bad"')[0].replace("--n 300", "--n -3"))
     folder = options.runs / "first/good-seed0"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"")
     before = '{"status": "done", "commands": [], "seconds_by_command": {}}'
     (folder / "run.json").write_text(before)
-    results.Wave(options, jobs.read_wave(options.wave)).run()
+    results.Queue(options, jobs.read_wave(options.waves[0])).run()
     assert (folder / "job.log").read_text()
     assert (folder / "run.json").read_text() == before
 
 
 def test_what_is_at_home_is_not_run_again(options: argparse.Namespace) -> None:
-    listed = jobs.read_wave(options.wave)
+    listed = jobs.read_wave(options.waves[0])
     home = Path("results/first/long-seed0")
     home.mkdir(parents=True)
     (home / "run.json").write_text('{"status": "done"}')
-    assert [job.name for job in results.Wave(options, listed).waiting] == ["good", "bad"]
+    assert [job.name for job in results.Queue(options, listed).waiting] == ["good", "bad"]
 
 
 def test_a_run_that_is_stopped_goes_on_later(
     options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options.wave.write_text(
+    options.waves[0].write_text(
         'recipe = "digits/gaussian-0.25"\nset = ["train.device=cpu"]\nepochs = 2000\n'
         '[[job]]\nname = "a"\n'
     )
-    wave = results.Wave(options, jobs.read_wave(options.wave))
-    wave._start(wave.waiting.pop())
+    queue = results.Queue(options, jobs.read_wave(options.waves[0]))
+    queue._start(queue.waiting.pop())
     folder = options.runs / "first/a-seed0"
     end = time.monotonic() + 100
     while "epoch 1" not in (folder / "job.log").read_text() and time.monotonic() < end:
         time.sleep(0.2)
-    wave._stop()
+    queue._stop()
     assert "a-seed0: stopped by the time limit" in capsys.readouterr().out
     assert (folder / "state.pt").exists()
     assert not (folder / "run.json").exists()
@@ -157,19 +157,37 @@ def test_nothing_is_started_without_time_for_it(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options.minutes = 0.1
-    wave = results.Wave(options, jobs.read_wave(options.wave))
-    wave.run()
-    assert len(wave.waiting) == 3
+    queue = results.Queue(options, jobs.read_wave(options.waves[0]))
+    queue.run()
+    assert len(queue.waiting) == 3
     options.minutes, options.go_on = 1.2, True
-    wave = results.Wave(options, jobs.read_wave(options.wave))
+    queue = results.Queue(options, jobs.read_wave(options.waves[0]))
     started: list[str] = []
-    monkeypatch.setattr(wave, "_start", lambda job: started.append(job.name))
-    wave.run()
+    monkeypatch.setattr(queue, "_start", lambda job: started.append(job.name))
+    queue.run()
     assert started == ["good", "bad", "long"]
 
 
+def test_two_waves_are_one_queue(options: argparse.Namespace, tmp_path: Path) -> None:
+    short = WAVE.split('[[job]]\nname = "bad"')[0]
+    options.waves = [tmp_path / "first.toml", tmp_path / "second.toml"]
+    for wave in options.waves:
+        wave.write_text(short)
+    both = [job for wave in options.waves for job in jobs.read_wave(wave)]
+    queue = results.Queue(options, both)
+    assert [job.path for job in queue.waiting] == ["first/good-seed0", "second/good-seed0"]
+    queue.run()
+    with tarfile.open(options.archive) as tar:
+        names = tar.getnames()
+    for wave in ("first", "second"):
+        record = json.loads((options.runs / wave / "good-seed0/run.json").read_text())
+        assert (record["wave"], record["status"]) == (wave, "done")
+        assert f"runs/{wave}/good-seed0" in record["commands"][0]
+        assert f"{wave}/good-seed0/run.json" in names
+
+
 def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
-    (good, *_) = jobs.read_wave(options.wave)
+    (good, *_) = jobs.read_wave(options.waves[0])
     seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)
     rows = _metrics(options.runs / "alone/good")
     assert len(rows) == 3
@@ -180,7 +198,7 @@ def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
 
 def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -> None:
     changes = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=2")
-    (job, *_) = jobs.read_wave(options.wave)
+    (job, *_) = jobs.read_wave(options.waves[0])
     job = replace(job, recipe="digits/radius-0.25", set=changes)
     seconds, _ = results.epoch_seconds(job, options.runs / "alone", None)
     rows = _metrics(options.runs / "alone/good")
@@ -196,7 +214,7 @@ def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -
 
 
 def test_the_price_is_that_of_the_part_that_begins_last(options: argparse.Namespace) -> None:
-    (job, *_) = jobs.read_wave(options.wave)
+    (job, *_) = jobs.read_wave(options.waves[0])
     begins = ("method.from_epoch=2", "weighting.from_epoch=6", "train.epochs=10")
     job = replace(job, recipe="digits/radius-0.25", set=("weighting=radius", *begins))
     assert results.price(job)[-1] == 0.6
@@ -207,12 +225,12 @@ def _metrics(run: Path) -> list[dict[str, float]]:
 
 
 def test_alone_times_also_what_is_done(options: argparse.Namespace) -> None:
-    options.wave.write_text(WAVE.split('[[job]]\nname = "bad"')[0])
+    options.waves[0].write_text(WAVE.split('[[job]]\nname = "bad"')[0])
     options.alone = True
     home = options.runs / "first/good-seed0"
     home.mkdir(parents=True)
     (home / "run.json").write_text('{"status": "done"}')
-    results.Wave(options, jobs.read_wave(options.wave)).time_alone()
+    results.Queue(options, jobs.read_wave(options.waves[0])).time_alone()
     header, row = (options.runs / "first/timing.tsv").read_text().splitlines()
     assert dict(zip(header.split("\t"), row.split("\t"), strict=True))["job"] == "good"
 
