@@ -21,9 +21,9 @@ def test_confident_joint_by_hand() -> None:
     p = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8], [0.6, 0.4]])
     given = np.array([0, 0, 1, 1])
     assert confident_class(given, p).tolist() == [0, 2, 1, 2]
-    assert confident_joint(given, p).tolist() == [[1, 0], [0, 1]]
+    assert confident_joint(given, p).tolist() == [[1, 0, 1], [0, 1, 1]]
     p[3] = [0.9, 0.1]  # the threshold of class 1 becomes .45
-    assert confident_joint(given, p).tolist() == [[1, 0], [1, 1]]
+    assert confident_joint(given, p).tolist() == [[1, 0, 1], [1, 1, 0]]
     found = estimate_rate(given, p)
     assert found.confident_joint.rate == pytest.approx((0 * 2 + 0.5 * 2) / 4)
     assert found.contradicted == 0.25
@@ -147,6 +147,16 @@ def test_rounded_probabilities_and_lists_of_them_will_do() -> None:
     assert 0 <= estimate_rate(np.arange(50), p, resamples=2).rate <= 1
     lists = estimate_rate([0, 1], [[0.9, 0.1], [0.2, 0.8]])  # type: ignore[arg-type]
     assert lists == estimate_rate(np.array([0, 1]), np.array([[0.9, 0.1], [0.2, 0.8]]))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
+def test_any_whole_numbers_will_do_as_labels(kind: type) -> None:
+    """Files of labels are often uint8, in which 25 · 101 is 221."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 100, 2000)
+    given = np.where(rng.random(2000) < 0.3, (truth + 1) % 100, truth)
+    p = predictions(truth, 100, 6.0, rng)
+    assert estimate_rate(given.astype(kind), p) == estimate_rate(given, p)
 
 
 @pytest.mark.parametrize(
