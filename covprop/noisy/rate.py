@@ -114,7 +114,8 @@ def check(given: Integers, probability: Floats) -> tuple[Integers, Floats]:
             f"{probability[row].min():g}, sum {sums[row]:g}); give class probabilities, as softmax "
             "makes them of logits."
         )
-    return given, probability
+    # Cells are counted as label · classes + class, which does not fit into small integers.
+    return given.astype(np.int64), probability
 
 
 def confident_class(given: Integers, probability: Floats) -> Integers:

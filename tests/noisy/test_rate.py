@@ -149,6 +149,16 @@ def test_rounded_probabilities_and_lists_of_them_will_do() -> None:
     assert lists == estimate_rate(np.array([0, 1]), np.array([[0.9, 0.1], [0.2, 0.8]]))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
+def test_labels_of_any_whole_kind_are_counted_alike(kind: type) -> None:
+    """Of 100 classes a cell's number does not fit into eight bits."""
+    rng = np.random.default_rng(0)
+    given_ = rng.integers(0, 100, 400)
+    p = predictions(rng.integers(0, 100, 400), 100, 6.0, rng)
+    expected = estimate_rate(given_, p, resamples=2)
+    assert estimate_rate(given_.astype(kind), p, resamples=2) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
