@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from scipy.stats import norm
 
 ROOT = Path(__file__).parents[1]
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
@@ -46,7 +47,12 @@ def test_what_the_text_says_of_single_images_is_so() -> None:
     assert estimated == sorted(estimated)
     assert certified == sorted(certified)
     assert all(e < c < g for e, c, g in zip(estimated, certified, by_gradient, strict=True))
-    assert max(certified) == pytest.approx(0.76, abs=0.005)
+    most, seen = re.findall(
+        r"no\s+more\s+than ([\d.]+) can\s.*?;\s([\d.]+) is the most here", TOUR, re.S
+    )[0]
+    assert float(seen) == pytest.approx(max(certified), abs=0.005)
+    # All of n agree: the lower bound p solves pⁿ = α.
+    assert float(most) == pytest.approx(0.25 * norm.ppf(0.001 ** (1 / 10_000)), abs=0.005)
 
 
 def test_the_first_figure_can_be_drawn_again() -> None:

@@ -12,6 +12,7 @@ import csv
 import io
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, SupportsFloat
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from covprop.data.images import check_labels
+from covprop.data.tables import read_rows
 from covprop.errors import InvalidInput
 from covprop.names import unknown
 from covprop.options import Range, check_value
@@ -30,6 +32,8 @@ Matrix = NDArray[np.float64]
 NEEDS = {"pair": "rate", "symmetric": "rate", "matrix": "file", "file": "file", "none": None}
 """The ways to make labels wrong, and what each needs to be told."""
 COLUMNS = ("index", "clean", "noisy")
+LABEL_COLUMNS = ("noisy", "given_label", "label")
+"""Which column of a table has the given labels: the first of these."""
 UNREADABLE = (OSError, ValueError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error)
 
 
@@ -82,10 +86,10 @@ def read_matrix(path: Path | str, num_classes: int) -> Matrix:
     """A transition matrix from .npy, or from text: a row a line, numbers apart by , or blanks."""
     path = Path(path)
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             values = _read_npy(path)
         else:
-            text = path.read_text(encoding="utf-8").replace(",", " ").replace(";", " ")
+            text = path.read_text(encoding="utf-8-sig").replace(",", " ").replace(";", " ")
             values = np.loadtxt(io.StringIO(text), ndmin=2)
         matrix = np.asarray(values, dtype=np.float64)
     except UNREADABLE as error:
@@ -181,11 +185,12 @@ def read_labels(path: Path | str, count: int, num_classes: int) -> Tensor:
     """Given labels of `count` training images, in the order of the data set.
 
     Files: .npy [n]; .npz with an array `noisy` or `labels`; a table (.csv, .tsv) with a column
-    `noisy`, `label` or `given_label`; or one label a line and nothing else.
+    `noisy`, `given_label` or `label`; or one label a line and nothing else. A table whose column
+    `index`, `idx` or without a name numbers the images is read in that order.
     """
     path = Path(path)
     try:
-        values = _READERS.get(path.suffix, _read_text)(path)
+        values = _READERS.get(path.suffix.lower(), _read_text)(path)
     except UNREADABLE as error:
         raise InvalidInput(f"Labels {path} cannot be read: {error}.") from None
     if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
@@ -203,35 +208,34 @@ def _read_npy(path: Path) -> NDArray[Any]:
 
 
 def _read_npz(path: Path) -> NDArray[Any]:
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        for name in ("noisy", "labels"):
-            if name in file.files:
-                return np.asarray(file[name])
-        raise ValueError(f"it holds {', '.join(file.files) or 'nothing'}, but no array noisy")
+    with path.open("rb") as raw:
+        if not zipfile.is_zipfile(raw):  # np.load would take one array, or a pickle, for it
+            raise ValueError("it is no .npz archive")
+        raw.seek(0)
+        with np.load(raw, allow_pickle=False) as file:
+            for name in ("noisy", "labels"):
+                if name in file.files:
+                    return np.asarray(file[name])
+            raise ValueError(f"it holds {', '.join(file.files) or 'nothing'}, but no array noisy")
 
 
 def _read_table(path: Path) -> NDArray[Any]:
-    with path.open(encoding="utf-8-sig", newline="") as file:  # Excel begins with a mark
-        rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+    rows = read_rows(path)
     names = list(rows[0]) if rows else []
-    for number, row in enumerate(rows, 1):
-        if None in row.values():
-            raise ValueError(f"row {number} is too short")
     if len(names) == 1 and names[0].isdecimal():  # no head: the first line is a label too
-        return _read_text(path)
-    column = next((c for c in ("noisy", "label", "given_label") if c in names), None)
+        return _numbers([names[0], *(row[names[0]] for row in rows)])
+    column = next((c for c in LABEL_COLUMNS if c in names), None)
     if column is None:
         raise ValueError(f"its columns are {', '.join(names) or 'none'}; it needs one called noisy")
-    place = next((c for c in ("index", "") if c in names), None)
-    if place is not None:
-        rows.sort(key=lambda row: int(row[place]))
-        if [int(row[place]) for row in rows] != list(range(len(rows))):
-            raise ValueError(f"its column {place or '(first)'} must count 0, 1, 2, … once each")
-    return np.array([int(row[column]) for row in rows])
+    return _numbers([row[column] for row in rows])
 
 
 def _read_text(path: Path) -> NDArray[Any]:
-    return np.array([int(word) for word in path.read_text(encoding="utf-8").split()])
+    return _numbers(path.read_text(encoding="utf-8-sig").split())
+
+
+def _numbers(words: Sequence[str]) -> NDArray[Any]:
+    return np.array([int(word) for word in words])
 
 
 _READERS = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_table, ".tsv": _read_table}

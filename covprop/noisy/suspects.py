@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from covprop.data.tables import read_rows
 from covprop.errors import InvalidInput
 from covprop.noisy.rate import Floats, Integers, check
 from covprop.options import Fraction, check_value
@@ -121,28 +123,30 @@ def to_csv(suspects: Suspects, files: Sequence[str] | None = None) -> str:
 def read_csv(path: Path | str) -> Suspects:
     """A list from `to_csv`, or a table of label issues that cleanlab's `to_csv` wrote."""
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
+    except ValueError as error:
+        raise _no_list(path, error) from None
     try:
         return _from_rows(rows)
-    except (KeyError, ValueError, TypeError) as error:
-        raise InvalidInput(
-            f"{path} is no list of suspect labels ({error}); it needs the columns "
-            f"{', '.join(COLUMNS)} and, if it is sorted, index."
-        ) from None
+    except KeyError as error:
+        raise _no_list(path, f"no column {error}") from None
+    except (ValueError, OverflowError) as error:
+        raise _no_list(path, error) from None
+
+
+def _no_list(path: Path | str, why: object) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is no list of suspect labels ({why}); it needs the columns {', '.join(COLUMNS)} "
+        "and, if it is sorted, index."
+    )
 
 
 def _from_rows(rows: Sequence[Mapping[str, str]]) -> Suspects:
-    """Rows as `csv.DictReader` gives them, in any order."""
+    """Rows in the order of the data set."""
     if not rows:
         raise ValueError("it has no rows")
-    place = next((name for name in ("index", "") if name in rows[0]), None)
-    if place is not None:
-        rows = sorted(rows, key=lambda row: int(row[place]))
-        if [int(row[place]) for row in rows] != list(range(len(rows))):
-            raise ValueError("its index does not count every image once")
     score = next((name for name in QUALITY_NAMES if name in rows[0]), QUALITY_NAMES[0])
 
     def column(name: str) -> list[str]:
@@ -150,17 +154,26 @@ def _from_rows(rows: Sequence[Mapping[str, str]]) -> Suspects:
 
     known = [name in rows[0] for name in EXTRA]
     return Suspects(
-        np.array([float(v) for v in column(score)]),
-        np.array([int(v) for v in column("given_label")]),
-        np.array([int(v) for v in column("predicted_label")]),
+        np.array([_known(v) for v in column(score)]),
+        np.array([int(v) for v in column("given_label")], dtype=np.int64),
+        np.array([int(v) for v in column("predicted_label")], dtype=np.int64),
         np.array([_truth(v) for v in column("is_label_issue")]),
         np.array([float(v) for v in column(EXTRA[0])]) if known[0] else None,
-        np.array([int(v) for v in column(EXTRA[1])]) if known[1] else None,
+        np.array([int(v) for v in column(EXTRA[1])], dtype=np.int64) if known[1] else None,
     )
 
 
+def _known(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"a score of {text} ranks nothing")
+    return value
+
+
 def _truth(text: str) -> bool:
-    return {"true": True, "false": False, "1": True, "0": False}[text.strip().lower()]
+    found = {"true": True, "false": False, "1": True, "0": False}.get(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is neither True nor False")
+    return found
 
 
 def picture_grid(

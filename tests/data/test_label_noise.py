@@ -158,6 +158,11 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text(
         ",is_label_issue,given_label\n0,True,2\n1,False,0\n2,False,1\n3,False,1\n"
     )
+    np.save(tmp_path / "i.NPY", labels.astype(np.uint8))
+    (tmp_path / "j.CSV").write_text("label,given_label\n0,2\n0,0\n1,1\n0,1\n")
+    (tmp_path / "k.txt").write_text("\ufeff2\n0\n1\n1\n", encoding="utf-8")
+    (tmp_path / "l.csv").write_text("\ufeff2\r\n0\r\n1\r\n1\r\n", encoding="utf-8")
+    (tmp_path / "m.csv").write_text("Idx;Noisy\n1;0\n0;2\n3;1\n2;1\n")
     for path in tmp_path.iterdir():
         assert ln.read_labels(path, 4, 3).tolist() == labels.tolist(), path
 
@@ -172,6 +177,7 @@ def test_given_labels_from_every_kind_of_file(tmp_path: Path) -> None:
         ("a.csv", "index,kind\n0,1\n1,1\n2,1\n", "one called noisy"),
         ("a.csv", "index,noisy\n0,1\n0,1\n2,1\n", "once each"),
         ("a.tsv", "index\tnoisy\n0\t1\n1\n2\t1\n", "row 2 is too short"),
+        ("a.tsv", "noisy\n0\t1\n1\t1\n2\t1\n", "row 1 is too long"),
         ("a.csv", f"label,why\n1,{'?' * 200_000}\n", "cannot be read: field larger"),
     ],
 )
@@ -179,6 +185,13 @@ def test_given_labels_that_do_not_fit(tmp_path: Path, name: str, text: str, what
     (tmp_path / name).write_text(text)
     with pytest.raises(InvalidInput, match=what):
         ln.read_labels(tmp_path / name, 3, 3)
+
+
+def test_one_array_under_an_archive_s_name_is_one_sentence(tmp_path: Path) -> None:
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(InvalidInput, match=r"a\.npz cannot be read: it is no \.npz archive"):
+        ln.read_labels(tmp_path / "a.npz", 3, 3)
 
 
 def test_a_torn_archive_of_labels_is_one_sentence(tmp_path: Path) -> None:

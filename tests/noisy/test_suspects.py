@@ -69,6 +69,30 @@ def test_files_are_named_where_there_are_some(tmp_path: Path) -> None:
     assert np.array_equal(read_csv(tmp_path / "a.csv").quality, found.quality)
 
 
+@pytest.mark.parametrize(
+    ("mark", "before"),
+    [
+        ("\ufeff", "index"),  # saved by Excel
+        ("\ufeff", ""),  # a table of pandas, saved by Excel
+        ("", "Index"),
+        ("", "Unnamed: 0"),  # read by pandas as it was and saved without its own numbers
+        ("", ",Unnamed: 0"),  # and with them, which only count the lines
+    ],
+)
+def test_images_stay_in_order_whatever_program_saved_the_list(
+    tmp_path: Path, mark: str, before: str
+) -> None:
+    found = example(count=12)
+    head, *lines = to_csv(found).splitlines()
+    if before.startswith(","):
+        lines = [f"{number},{line}" for number, line in enumerate(lines)]
+    text = "\n".join([mark + head.replace("index", before, 1), *lines, ""])
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    again = read_csv(tmp_path / "a.csv")
+    assert np.array_equal(again.quality, found.quality)
+    assert np.array_equal(again.given, found.given)
+
+
 def test_cleanlab_s_own_files_are_read(tmp_path: Path) -> None:
     """As DataFrame.to_csv writes the tables of CleanLearning and of Datalab."""
     path = tmp_path / "issues.csv"
@@ -84,7 +108,15 @@ def test_cleanlab_s_own_files_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "index,label_quality\n0,0.5\n", "is_label_issue,label_quality,given_label\nmaybe,1,2\n"],
+    [
+        "",
+        "index,label_quality\n0,0.5\n",
+        "is_label_issue,label_quality,given_label\nmaybe,1,2\n",
+        "is_label_issue,label_quality,given_label,predicted_label\nTrue,nan,1,2\n",
+        "is_label_issue,label_quality,given_label,predicted_label\nTrue,0.1,1e99,2\n",
+        f"is_label_issue,label_quality,given_label,predicted_label\nTrue,0.1,{10**20},2\n",
+        "is_label_issue,label_quality,given_label,predicted_label\n0,True,0.1,1,2\n",
+    ],
 )
 def test_files_that_are_no_list(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.csv").write_text(text)
