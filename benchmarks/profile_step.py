@@ -31,6 +31,7 @@ from covprop.bench.subject import Subject, subject
 from covprop.bench.timing import Effort, Timing, interleaved, seconds_of
 from covprop.bench.tricks import TrainingStep
 from covprop.device import choose_device
+from covprop.train.diverge import finite
 
 METHODS = ("plain", "shared", "shared-detached", "shared-frozen")
 
@@ -71,7 +72,7 @@ def profile_one(
 ) -> Profile:
     times = interleaved({"plain": plain.run, "this": ready.run}, where.device, effort)
     kernels, busy = kernels_of(ready.run, where.device.type == "cuda", calls)
-    note = "" if ready.base.healthy() else "the weights diverged"
+    note = "" if finite(ready.base.model) else "the weights diverged"
     return Profile(method, trick, times["this"], times["plain"], ready.bytes, kernels, busy, note)
 
 
@@ -119,7 +120,7 @@ def report(
 def _steps(done: Sequence[Profile]) -> Table:
     columns = ["method", "trick", "ms a step", "over plain", "busy ms", "kernels", "peak MiB"]
     rows = [
-        [p.method, p.trick, milliseconds(p.time.median, p.time.low, p.time.high),
+        [p.method, p.trick, milliseconds(p.time),
          f"{p.time.median / p.plain.median:.3f}", f"{1e3 * p.busy:.3f}",
          f"{sum(k.launches for k in p.kernels):.0f}", mebibytes(p.bytes)]
         for p in done if p.time and p.plain
@@ -194,7 +195,7 @@ def main() -> None:
 
     def done(one: Profile) -> None:
         profiles.append(one)
-        shown = milliseconds(one.time.median, one.time.low, one.time.high) if one.time else one.note
+        shown = milliseconds(one.time) if one.time else one.note
         print(f"{one.method:16s} {one.trick:18s} {shown}", flush=True)
         report(profiles, [], {}, where, options).save(options.out)
 

@@ -147,8 +147,8 @@ def test_the_table_of_rules_is_the_registry() -> None:
     listed = {known_operation(name) for name in first_column(supported)}
     shipped = {
         operation
-        for operation in registry.registered()
-        if registry.find(operation).cov.__module__.startswith("covprop.propagate.rules")
+        for operation, rule in registry.registered().items()
+        if rule.cov.__module__.startswith("covprop.propagate.rules")
     }
     assert {registry.describe(op) for op in shipped - listed} == set(), "add these to docs/rules.md"
     assert {registry.describe(op) for op in listed - shipped} == set(), "these have no rule"

@@ -10,11 +10,6 @@ from covprop.bench.layers import FORWARD, Cost, Depth, Fit, Layer, Passes, linea
 from covprop.bench.machine import Facts
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
 from covprop.bench.subject import Subject
-from covprop.bench.timing import Timing
-
-
-def _ms(time: Timing) -> str:
-    return milliseconds(time.median, time.low, time.high)
 
 
 def layers_report(
@@ -77,7 +72,7 @@ def layers_report(
 
 def _passes_table(found: Sequence[Passes], subject: Subject) -> Table:
     rows = [
-        [str(one.batch), side, _ms(time), f"{one.ratio(side):.3f}"]
+        [str(one.batch), side, milliseconds(time), f"{one.ratio(side):.3f}"]
         for one in found
         for side, time in one.times.items()
     ]
@@ -101,7 +96,7 @@ def _depth_table(depths: Sequence[Depth]) -> Table:
             one.work,
             "CUDA graph" if one.captured else "eager",
             str(one.layers),
-            _ms(one.time),
+            milliseconds(one.time),
             f"{1e6 * one.time.median / one.layers:.1f}",
             f"{one.flops / 1e9:.2f}",
             f"{one.flops / one.time.median / 1e9:,.0f}",
@@ -168,7 +163,7 @@ def _layer_table(layers: Sequence[Layer]) -> Table:
             one.name,
             one.kind,
             str(one.channels),
-            _ms(one.time),
+            milliseconds(one.time),
             f"{100 * one.time.median / total:.1f}",
         ]
         for one in layers

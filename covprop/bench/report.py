@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from covprop.bench.machine import Facts
+from covprop.bench.timing import Timing
 from covprop.files import write
 
 
@@ -110,9 +111,9 @@ class Report:
         return [write(folder / f"{self.stem}{suffix}", file) for suffix, file in files.items()]
 
 
-def milliseconds(median: float, low: float, high: float) -> str:
-    """Seconds as `12.3 (12.1–12.8)` milliseconds."""
-    return f"{_ms(median)} ({_ms(low)}–{_ms(high)})"
+def milliseconds(time: Timing) -> str:
+    """Median and quantiles as `12.3 (12.1–12.8)` milliseconds."""
+    return f"{_ms(time.median)} ({_ms(time.low)}–{_ms(time.high)})"
 
 
 def _ms(seconds: float) -> str:

@@ -16,6 +16,7 @@ from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.bench.tricks import TRICKS, TrainingStep, Unavailable
 from covprop.errors import CovpropError
 from covprop.names import unknown
+from covprop.train.diverge import finite
 from covprop.train.optimize import optimizer
 from covprop.train.options import TrainOptions
 
@@ -158,7 +159,7 @@ def _cell(
     except Exception as error:
         # One cell that does not fit the machine must not cost the others.
         return Cell(method, trick, batch, note=reason(error))
-    note = "" if ready.base.healthy() else "the weights diverged while it was measured"
+    note = "" if finite(ready.base.model) else "the weights diverged while it was measured"
     return Cell(method, trick, batch, times["this"], times["plain"], ready.bytes, note)
 
 

@@ -68,7 +68,7 @@ def _row(cells: Sequence[Cell], method: str, batch: int, tricks: Sequence[str]) 
         return []
     times = [mine[t].time if t in mine else None for t in tricks]
     row = [str(batch), method]
-    row += ["–" if t is None else milliseconds(t.median, t.low, t.high) for t in times]
+    row += ["–" if t is None else milliseconds(t) for t in times]
     winner = best(cells, method, batch)
     if winner is None:
         return [*row, "–", "–", "–", "–"]

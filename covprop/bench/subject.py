@@ -105,6 +105,8 @@ def subject(
     image: int | None = None,
 ) -> Subject:
     """A subject with what the model's usual data set looks like where nothing is given."""
+    if image is not None and image < 1:
+        raise InvalidInput(f"--image is a number of pixels, not {image}.")
     lenet = model == "lenet"
     image = image or (28 if lenet else 32)
     return Subject(

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from covprop.errors import InvalidInput
+
 Work = Callable[[], object]
 
 
@@ -25,8 +27,6 @@ class Effort:
     sample_seconds: float = 0.03
 
     def __post_init__(self) -> None:
-        from covprop.errors import InvalidInput
-
         if self.rounds < 1 or self.warmup < 0:
             raise InvalidInput(
                 f"A measurement takes at least one round and no negative warm-up, "

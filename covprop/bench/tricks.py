@@ -68,10 +68,6 @@ class TrainingStep:
         yield self.x
         yield self.y
 
-    def healthy(self) -> bool:
-        """Whether the weights are still numbers."""
-        return all(bool(p.isfinite().all()) for p in self.model.parameters())
-
 
 Trick = Callable[[TrainingStep], Callable[[], None]]
 

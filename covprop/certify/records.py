@@ -215,7 +215,7 @@ class Log(Generic[AnyRow]):
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -61,13 +61,14 @@ def step(
     from covprop.bench.report import Report
     from covprop.bench.step import METHODS, Cell, measure
     from covprop.bench.step_report import file_name, step_report
+    from covprop.bench.subject import subject as subject_of
     from covprop.bench.tricks import available
 
-    subject, effort, console = benching.start(
-        model, width, norm, image, device, threads, rounds, quick
-    )
-    tricks = trick or available(subject.device)
-    facts = machine.facts(subject.device)
+    where, console = benching.start(device, threads)
+    subject = subject_of(model, where, width=width, norm=norm, image=image)
+    effort = benching.effort(rounds, quick)
+    tricks = trick or available(where)
+    facts = machine.facts(where)
     chosen = list(dict.fromkeys(["plain", *(method or list(METHODS))]))
     batches = batch or ([4] if quick else [64, 256, 1024])
     name = file_name(subject, chosen, batches)
@@ -126,11 +127,12 @@ def layers(
     from covprop.bench import layers as bench
     from covprop.bench import machine
     from covprop.bench.layers_report import layers_report
+    from covprop.bench.subject import subject as subject_of
 
-    subject, effort, console = benching.start(
-        model, width, norm, image, device, threads, rounds, quick
-    )
-    facts = machine.facts(subject.device)
+    where, console = benching.start(device, threads)
+    subject = subject_of(model, where, width=width, norm=norm, image=image)
+    effort = benching.effort(rounds, quick)
+    facts = machine.facts(where)
     batches = batch or ([4] if quick else [64, 256])
     found, bytes_by_batch = [], {}
     for size in batches:
@@ -197,12 +199,13 @@ def certify(
     from covprop.bench import machine
     from covprop.bench.certify_report import certify_report
     from covprop.bench.subject import SIGMA
+    from covprop.bench.subject import subject as subject_of
 
-    subject, effort, console = benching.start(
-        model, width, norm, image, device, threads, rounds or (None if quick else 3), quick
-    )
-    facts = machine.facts(subject.device)
-    cuda = subject.device.type == "cuda"
+    where, console = benching.start(device, threads)
+    subject = subject_of(model, where, width=width, norm=norm, image=image)
+    effort = benching.effort(rounds or (None if quick else 3), quick)
+    facts = machine.facts(where)
+    cuda = where.type == "cuda"
     samples = n or (200 if quick else 100_000 if cuda else 2000)
     if run is None:
         name, sigma, classes = subject.name, SIGMA, subject.classes
@@ -210,7 +213,7 @@ def certify(
         network, x = subject.build().eval(), subject.batch(count)[0]
     else:
         count, weights = images or (500 if cuda else 4), f"of {run}, test images"
-        name, sigma, classes, network, x = benching.trained(run, subject.device, data, count)
+        name, sigma, classes, network, x = benching.trained(run, where, data, count)
     task = bench.Task(
         network, x, sigma, classes, n=samples, batch=batch, few=few, compiling=compiled
     )
@@ -251,10 +254,10 @@ def truth(
     from covprop.bench.truth_report import truth_report
     from covprop.estimate.truth import estimator_table
 
-    subject, _, console = benching.start("lenet", None, None, None, device, threads, None, False)
-    name, trained_with, _, network, x = benching.trained(run, subject.device, data, images)
+    where, console = benching.start(device, threads)
+    name, trained_with, _, network, x = benching.trained(run, where, data, images)
     level = trained_with if sigma is None else sigma
     console.print(f"{len(x)} images, {samples:,} samples each …", highlight=False)
     rows = estimator_table(network, x, level, samples)
-    report = truth_report(rows, name, level, samples, machine.facts(subject.device))
+    report = truth_report(rows, name, level, samples, machine.facts(where))
     benching.finish(report, console, json, save, out)

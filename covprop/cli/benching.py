@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from covprop.bench.report import Report
-    from covprop.bench.subject import Subject
     from covprop.bench.timing import Effort
 
 RESULTS = Path("results/bench")
@@ -56,24 +55,15 @@ def trained(
     return name, opened.sigma, opened.num_classes, opened.load_model(device), batch.x
 
 
-def start(
-    model: str, width: int | None, norm: str | None, image: int | None, device: str,
-    threads: int | None, rounds: int | None, quick: bool,
-) -> tuple[Subject, Effort, Console]:  # fmt: skip
-    """What every verb needs first."""
-    import dataclasses
-
+def start(device: str, threads: int | None) -> tuple[torch.device, Console]:
+    """Where a verb measures, and where it says so."""
     import torch
 
-    from covprop.bench.subject import subject
-    from covprop.bench.timing import QUICK, Effort
     from covprop.cli.console import wide_console
     from covprop.device import choose_device
     from covprop.errors import InvalidInput
 
     where = choose_device(device)
-    if image is not None and image < 1:
-        raise InvalidInput(f"--image is a number of pixels, not {image}.")
     if threads is not None:
         if threads < 1:
             raise InvalidInput(f"--threads must be at least 1, not {threads}.")
@@ -81,11 +71,17 @@ def start(
     if where.type == "cuda":
         torch.cuda.set_device(where)
         torch.backends.cudnn.benchmark = True
-    effort = QUICK if quick else Effort()
-    if rounds is not None:
-        effort = dataclasses.replace(effort, rounds=rounds)
-    chosen = subject(model, where, width=width, norm=norm, image=image)
-    return chosen, effort, wide_console(180)
+    return where, wide_console(180)
+
+
+def effort(rounds: int | None, quick: bool) -> Effort:
+    """How long to measure."""
+    import dataclasses
+
+    from covprop.bench.timing import QUICK, Effort
+
+    usual = QUICK if quick else Effort()
+    return usual if rounds is None else dataclasses.replace(usual, rounds=rounds)
 
 
 def write(

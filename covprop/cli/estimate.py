@@ -12,7 +12,7 @@ from covprop.cli import options
 if TYPE_CHECKING:
     import torch
 
-    from covprop.data import FolderImages, Images
+    from covprop.data import AnyImages
 
 SAMPLED = ("calibrated", "linearized", "sampled")
 DEFAULT = ("shared", "calibrated", "linearized:4")
@@ -129,7 +129,7 @@ def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]
 
 def _radii(
     model: "torch.nn.Module",
-    images: "Images | FolderImages",
+    images: "AnyImages",
     positions: list[int],
     name: str,
     sigma: float,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from covprop.certify.records import Log
     from covprop.certify.rows import AnyRow
-    from covprop.data import Batch, FolderImages, Images
+    from covprop.data import AnyImages, Batch
 
 Answers = Iterator[tuple[list[int], Any]]
 """Places in a sequence of images, and the Certificate or Prediction of these."""
@@ -31,7 +31,7 @@ def fill_log(
     path: Path,
     settings: dict[str, Any],
     kind: "type[AnyRow]",
-    images: "Images | FolderImages",
+    images: "AnyImages",
     positions: Sequence[int],
     *,
     device: "torch.device",

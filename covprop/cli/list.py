@@ -111,13 +111,9 @@ def _datasets() -> list[tuple[str, str]]:
 
 
 def _rules() -> list[tuple[str, str]]:
-    from covprop.propagate.registry import describe, find, registered
+    from covprop.propagate.registry import describe, registered
 
-    lines = []
-    for operation in registered():
-        rule = find(operation)
-        lines.append((describe(operation), _first_line(rule.cov) if rule else ""))
-    return sorted(lines)
+    return sorted((describe(op), _first_line(rule.cov)) for op, rule in registered().items())
 
 
 _LISTS: dict[Kind, Callable[[], list[tuple[str, str]]]] = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from covprop.data import Batch, FolderImages, Images
+    from covprop.data import AnyImages, Batch
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Subject:
             )
         return sigma
 
-    def load_images(self, split: str, root: Path | None) -> "Images | FolderImages":
+    def load_images(self, split: str, root: Path | None) -> "AnyImages":
         """The split to certify; it must have the model's classes and image size."""
         from covprop import data
 
@@ -79,7 +79,7 @@ class Subject:
         return names if len(names) == self.num_classes else tuple(map(str, range(self.num_classes)))
 
     def choose_positions(
-        self, images: "Images | FolderImages", skip: int | None, most: int | None
+        self, images: "AnyImages", skip: int | None, most: int | None
     ) -> list[int]:
         """Every skip-th image (default: the data set's habit), `most` of them at most."""
         from covprop.data import DATASETS
@@ -90,7 +90,7 @@ class Subject:
             raise InvalidInput("--skip and --max are at least 1.")
         return list(range(0, len(images), skip))[:most]
 
-    def settings(self, split: str, images: "Images | FolderImages", **more: Any) -> dict[str, Any]:
+    def settings(self, split: str, images: "AnyImages", **more: Any) -> dict[str, Any]:
         """What the rows of a log depend on, as its side-car keeps it."""
         from covprop.checkpoints import weights_hash
         from covprop.data import DATASETS
@@ -129,7 +129,7 @@ def open_subject(
             f"{what or f'{run} does not say what it was trained on'}; "
             f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."
         )
-    facts: data.Facts | data.Images | data.FolderImages
+    facts: data.Facts | data.AnyImages
     facts = DATASETS[dataset] if dataset in DATASETS else data.load(dataset, "test")
     if isinstance(facts, data.FolderImages):
         warn(
@@ -196,7 +196,7 @@ def warn(message: str) -> None:
 
 
 def groups(
-    images: "Images | FolderImages", todo: list[int], group: int, device: "torch.device"
+    images: "AnyImages", todo: list[int], group: int, device: "torch.device"
 ) -> Iterator[tuple["Batch", list[int]]]:
     """The chosen images, `group` at a time, each with its positions in the data set."""
     import torch

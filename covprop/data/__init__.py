@@ -11,7 +11,7 @@ from pathlib import Path
 
 from covprop.data import cifar, digits, folders, mnist, npz, svhn
 from covprop.data.batches import Batch, batches, count_batches
-from covprop.data.folders import FolderImages
+from covprop.data.folders import AnyImages, FolderImages
 from covprop.data.holdout import divide
 from covprop.data.images import Images
 from covprop.data.locate import data_root
@@ -21,6 +21,7 @@ from covprop.names import unknown
 
 __all__ = [
     "DATASETS",
+    "AnyImages",
     "Batch",
     "Facts",
     "FolderImages",
@@ -32,7 +33,7 @@ __all__ = [
     "load",
 ]
 
-Reader = Callable[[Facts, str, Path], Images | FolderImages]
+Reader = Callable[[Facts, str, Path], AnyImages]
 _READERS: dict[str, Reader] = {
     "mnist": mnist.read,
     "fashion-mnist": mnist.read,
@@ -51,7 +52,7 @@ def load(
     *,
     holdout: int | None = None,
     image_shape: tuple[int, int, int] | None = None,
-) -> Images | FolderImages:
+) -> AnyImages:
     """Read one split ("train" or "test") of a data set and validate it.
 
     `name` is a registered set, looked for in its official layouts below `root` (else
@@ -88,7 +89,7 @@ def in_folders(name: str) -> bool:
     return Path(name).suffix != ".npz"
 
 
-def _load(name: str, split: str, root: Path) -> Images | FolderImages:
+def _load(name: str, split: str, root: Path) -> AnyImages:
     if name == "digits":
         return digits.read(DATASETS[name], split)
     if name in DATASETS:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.data.decode import PADDING
-from covprop.data.folders import FolderImages
+from covprop.data.folders import AnyImages, FolderImages
 from covprop.data.images import Images
 from covprop.data.workers import give_back, mix, take
 from covprop.device import choose_device
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 def batches(
-    data: Images | FolderImages,
+    data: AnyImages,
     batch_size: int,
     *,
     epoch: int,
@@ -93,7 +93,7 @@ def batches(
     return _decoded(data, order, slices, (seed, epoch), device, augment, workers)
 
 
-def _checked(order: Tensor, data: Images | FolderImages) -> Tensor:
+def _checked(order: Tensor, data: AnyImages) -> Tensor:
     """Positions of images that there are, as many as there are."""
     order = torch.as_tensor(order).cpu()
     if order.shape != (len(data),):
@@ -112,7 +112,7 @@ def _checked(order: Tensor, data: Images | FolderImages) -> Tensor:
     return order
 
 
-def count_batches(data: Images | FolderImages, batch_size: int, *, drop_last: bool = False) -> int:
+def count_batches(data: AnyImages, batch_size: int, *, drop_last: bool = False) -> int:
     """How many batches one epoch has."""
     whole, rest = divmod(len(data), batch_size)
     return whole + (rest > 0 and not drop_last)

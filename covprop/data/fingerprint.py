@@ -2,11 +2,10 @@
 
 import hashlib
 
-from covprop.data.folders import FolderImages
-from covprop.data.images import Images
+from covprop.data.folders import AnyImages, FolderImages
 
 
-def fingerprint(data: Images | FolderImages) -> str:
+def fingerprint(data: AnyImages) -> str:
     """SHA-256 of images, labels and their order; of class folders the names of the files.
 
     A picture that is mended under its name leaves it alone, one that comes or goes does not: then

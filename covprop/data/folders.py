@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covprop.data.images import TEST_EVERY, check_labels
+from covprop.data.images import TEST_EVERY, Images, check_labels
 from covprop.data.locate import Found, locate
 from covprop.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts
 from covprop.errors import InvalidInput
@@ -49,6 +49,10 @@ class FolderImages:
 
     def path(self, index: int) -> Path:
         return self.folder / os.fsdecode(self.paths[index])
+
+
+AnyImages = Images | FolderImages
+"""A split of a data set, in memory or in class folders."""
 
 
 def read(facts: Facts, split: str, root: Path) -> FolderImages:

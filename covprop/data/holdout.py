@@ -5,11 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from covprop.data.folders import FolderImages
+from covprop.data.folders import AnyImages
 from covprop.data.images import Images
 from covprop.errors import InvalidInput
-
-AnyImages = Images | FolderImages
 
 
 def take(data: AnyImages, positions: Tensor) -> AnyImages:

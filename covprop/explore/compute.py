@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covprop.data import FolderImages, Images
+from covprop.data import AnyImages
 from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.estimate import margin
 from covprop.estimate.result import gaussian_margin
@@ -53,7 +53,7 @@ class Explorer:
     def __init__(
         self,
         model: nn.Module,
-        images: Images | FolderImages,
+        images: AnyImages,
         sigma: float,
         trained: float | None = None,
     ) -> None:

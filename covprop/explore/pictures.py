@@ -8,13 +8,13 @@ import io
 import torch
 from torch import Tensor
 
-from covprop.data import FolderImages, Images, batches
+from covprop.data import AnyImages, batches
 from covprop.data.holdout import take
 
 THUMBNAIL = 64  # pixels, at most, along the longer side
 
 
-def image(images: Images | FolderImages, index: int, device: torch.device) -> Tensor:
+def image(images: AnyImages, index: int, device: torch.device) -> Tensor:
     """Image `index` as [1, c, h, w] in [0, 1], exactly as `covprop certify` sees it."""
     part = take(images, torch.tensor([index]))
     return next(batches(part, 1, epoch=0, seed=0, device=device, shuffle=False)).x

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covprop.report.curves import RC as REPORT_RC
+from covprop.report.curves import new_figure as new_figure  # of this module too
 from covprop.report.style import any_letters, line
 
 if TYPE_CHECKING:
@@ -99,12 +100,6 @@ def look() -> Iterator[None]:
 
     with matplotlib.rc_context(RC), any_letters():
         yield
-
-
-def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def encode(figure: Figure, kind: str) -> bytes:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
-from covprop import __version__
 from covprop.inspect.figures import Cell, Exhibit
+from covprop.report.page import filled
 
 TYPES = {"csv": "text/csv", "png": "image/png", "svg": "image/svg+xml"}
 
 
 def render(exhibits: Sequence[Exhibit], title: str, lead: str) -> str:
     """The page as text; figures and data stand in it as data addresses."""
-    import jinja2
-    from markupsafe import Markup
-
-    style = resources.files("covprop.report") / "static" / "page.css"
-    page = resources.files("covprop.inspect") / "static" / "page.html"
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(page.read_text(encoding="utf-8")).render(
+    return filled(
+        "covprop.inspect",
         title=title,
         lead=lead,
-        version=__version__,
-        style=Markup(style.read_text(encoding="utf-8")),
         exhibits=[_shown(exhibit) for exhibit in exhibits],
     )
 

@@ -63,11 +63,6 @@ def relu_mean(mean: Tensor, std: Tensor) -> Tensor:
     return (mean * normal_cdf(z) + std * normal_pdf(z)).clamp_min(0.0)
 
 
-def leaky_relu_mean(mean: Tensor, std: Tensor, slope: float | Tensor) -> Tensor:
-    """E[leaky(x)] = aμ + (1 − a)·E[relu(x)], since leaky(x) = ax + (1 − a)relu(x)."""
-    return slope * mean + (1 - slope) * relu_mean(mean, std)
-
-
 def gelu_mean(mean: Tensor, std: Tensor) -> Tensor:
     """E[xΦ(x)] = μΦ(h) + s²φ(h)/√(1 + s²), with h = μ/√(1 + s²)."""
     root = torch.sqrt(1 + std * std)

@@ -133,7 +133,7 @@ def write(
         write_file(run.folder / name, content)
 
 
-def _picture(split: data.Images | data.FolderImages, index: int) -> NDArray[np.uint8]:
+def _picture(split: data.AnyImages, index: int) -> NDArray[np.uint8]:
     if isinstance(split, data.Images):
         image = split.images[index]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,9 +156,9 @@ def kind(module: nn.Module) -> type[nn.Module]:
     return parametrize.type_before_parametrizations(module)
 
 
-def registered() -> Iterable[Operation]:
-    """Every operation that has a rule."""
-    return tuple(_RULES)
+def registered() -> dict[Operation, Rule]:
+    """Every operation that has a rule, and the rule."""
+    return dict(_RULES)
 
 
 def describe(operation: Any) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,11 @@ class Column:
     cells: tuple[Cell, ...]
     numeric: bool = True
     radius: float | None = None  # set on the columns of certified accuracy
+
+
+def by_row(table: Sequence[Column]) -> list[tuple[Cell, ...]]:
+    """The cells of a table row by row."""
+    return list(zip(*(column.cells for column in table), strict=True))
 
 
 def mean_cell(values: NDArray[np.float64]) -> Cell:

@@ -59,7 +59,7 @@ def _encode(figure: "Figure", kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -67,7 +67,7 @@ def _new_figure(width: float, height: float) -> "Figure":
 
 def _curves(summaries: Sequence[Summary]) -> "Figure":
     many = len(summaries) > 6
-    figure = _new_figure(6.2, 4.0 + (0.2 * len(summaries) if many else 0))
+    figure = new_figure(6.2, 4.0 + (0.2 * len(summaries) if many else 0))
     axes = figure.subplots()
     lines = []
     for index, summary in enumerate(summaries):
@@ -119,7 +119,7 @@ def _set_plain(text: object, value: str) -> None:
 def _p_bars(summaries: Sequence[Summary]) -> "Figure":
     from matplotlib.patches import Patch
 
-    figure = _new_figure(6.2, 1.1 + 0.36 * len(summaries))
+    figure = new_figure(6.2, 1.1 + 0.36 * len(summaries))
     axes = figure.subplots()
     beside: dict[str, Any] = {
         "transform": axes.get_yaxis_transform(),
@@ -160,7 +160,7 @@ def _p_bars(summaries: Sequence[Summary]) -> "Figure":
 def _scatters(compared: Sequence[tuple[Summary, Agreement]]) -> "Figure":
     across = min(3, len(compared))
     down = -(-len(compared) // across)
-    figure = _new_figure(3.1 * across + 0.4, 3.2 * down + 0.3)
+    figure = new_figure(3.1 * across + 0.4, 3.2 * down + 0.3)
     grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(compared) :]:
         axes.set_visible(False)

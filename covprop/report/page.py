@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covprop import __version__
-from covprop.report.cells import Column, duration
+from covprop.report.cells import Column, by_row, correlation_cell, duration
 from covprop.report.grouped import grouped
 from covprop.report.style import OUTCOMES, line
 from covprop.report.summary import P_NAMES, Agreement, Curve, Summary
@@ -36,30 +36,22 @@ def render(
 
     Example: `Path("report.html").write_text(render(*summarize(certifications)))`.
     """
-    import jinja2
     from markupsafe import Markup
 
-    files = resources.files("covprop.report") / "static"
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((files / "page.html").read_text(encoding="utf-8"))
     end = axis_end(max(float(s.curve.radius[-1]) for s in summaries))
     table = columns(radii, summaries)
-    return template.render(
+    return filled(
+        "covprop.report",
         title="Certified accuracy",
-        version=__version__,
-        style=Markup((files / "page.css").read_text(encoding="utf-8")),
-        script=Markup((files / "page.js").read_text(encoding="utf-8")),
+        script=Markup(_static("covprop.report", "page.js")),
         warnings=warnings,
         folders=[(folder, quote(f"{folder}/report.html")) for folder in folders],
         lines=[line(i) for i in range(len(summaries))],
         table=table,
-        rows=list(zip(*(column.cells for column in table), strict=True)),
+        rows=by_row(table),
         scales=[_scale(column) for column in table],
         grouped=[
-            (title, part, note, list(zip(*(column.cells for column in part), strict=True)))
-            for title, part, note in grouped(radii, summaries)
+            (title, part, note, by_row(part)) for title, part, note in grouped(radii, summaries)
         ],
         runs=[_run(s, end) for s in summaries],
         ticks=ticks(end),
@@ -69,6 +61,23 @@ def render(
         skipped=any(s.certification.rows.skipped.any() for s in summaries),
         facts={"end": end, "runs": [_hover_facts(s) for s in summaries]},
     )
+
+
+def filled(package: str, **values: Any) -> str:
+    """A package's page.html with these values, in the look of the reports."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = Markup(_static("covprop.report", "page.css"))
+    template = environment.from_string(_static(package, "page.html"))
+    return template.render(version=__version__, style=style, **values)
+
+
+def _static(package: str, name: str) -> str:
+    return (resources.files(package) / "static" / name).read_text(encoding="utf-8")
 
 
 def axis_end(largest: float) -> float:
@@ -178,8 +187,8 @@ def _scatter(summary: Summary, agreement: Agreement) -> dict[str, Any]:
         "name": summary.certification.name,
         "estimator": agreement.estimator,
         "images": len(x),
-        "pearson": _correlation(agreement.pearson),
-        "spearman": _correlation(agreement.spearman),
+        "pearson": correlation_cell(agreement.pearson).text,
+        "spearman": correlation_cell(agreement.spearman).text,
         "dots": dots,
         "equal": "M{} {}L{} {}".format(
             *_points([0.0], [-low / (top - low)], right)[0],
@@ -188,7 +197,3 @@ def _scatter(summary: Summary, agreement: Agreement) -> dict[str, Any]:
         "x_ticks": ticks(right),
         "y_ticks": [(t, 100 * (p / 100 * top - low) / (top - low)) for t, p in ticks(top)],
     }
-
-
-def _correlation(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}"

@@ -16,6 +16,7 @@ from covprop.report.cells import (
     Column,
     abstain_cell,
     as_float,
+    by_row,
     correlation_cell,
     interval_cell,
     mean_cell,
@@ -161,7 +162,7 @@ def _print_part(part: Sequence[Column], console: Console) -> None:
             justify="right" if column.numeric else "left",
             overflow="fold",
         )
-    for cells in zip(*(column.cells for column in part), strict=True):
+    for cells in by_row(part):
         grid.add_row(*(_terminal_cell(cell) for cell in cells))
     console.print(grid)
 
@@ -178,7 +179,7 @@ def markdown(table: Sequence[Column], note: str) -> str:
         ["---:" if c.numeric else ":---" for c in table],
         *(
             [_markdown_text(" ".join(filter(None, (c.text, c.plus_minus)))) for c in cells]
-            for cells in zip(*(column.cells for column in table), strict=True)
+            for cells in by_row(table)
         ),
     ]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -221,10 +222,7 @@ def latex(table: Sequence[Column], note: str) -> str:
     title = " & ".join(
         f"$r={c.radius:g}$" if c.radius is not None else _tex(c.title) for c in table
     )
-    body = "\n".join(
-        f"{' & '.join(cell(c) for c in cells)} \\\\"
-        for cells in zip(*(column.cells for column in table), strict=True)
-    )
+    body = "\n".join(f"{' & '.join(cell(c) for c in cells)} \\\\" for cells in by_row(table))
     return (
         f"% {note}\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n\\midrule\n"
         f"{body}\n\\bottomrule\n\\end{{tabular}}\n"

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from covprop import noise
-from covprop.data import FolderImages, Images, batches
+from covprop.data import AnyImages, batches
 from covprop.mode import switched
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
 
 
 @torch.no_grad()
-def accuracy(
-    model: nn.Module, data: Images | FolderImages, recipe: Recipe, here: World
-) -> tuple[float, float]:
+def accuracy(model: nn.Module, data: AnyImages, recipe: Recipe, here: World) -> tuple[float, float]:
     """(under one draw of noise per image, clean) accuracy of `model` itself.
 
     This is neither the smoothed classifier's accuracy nor a certificate; the noise is the same
@@ -34,7 +32,7 @@ def accuracy(
     return under_noise, without
 
 
-def _right(model: nn.Module, data: Images | FolderImages, recipe: Recipe, here: World) -> Tensor:
+def _right(model: nn.Module, data: AnyImages, recipe: Recipe, here: World) -> Tensor:
     """How many images of this process are classified right, (under noise, clean)."""
     options, size = recipe.train, recipe.train.batch_size
     right = torch.zeros(2, dtype=torch.float64, device=here.device)

@@ -33,7 +33,7 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
-def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe:
+def with_facts(recipe: Recipe, split: data.AnyImages) -> Recipe:
     """The recipe with what the data set says of itself; contradictions are refused."""
     options = recipe.data
     facts: dict[str, Any] = {"num_classes": split.num_classes, "image_shape": split.image_shape}
@@ -50,7 +50,7 @@ def with_facts(recipe: Recipe, split: data.Images | data.FolderImages) -> Recipe
     return dataclasses.replace(recipe, data=dataclasses.replace(options, **facts))
 
 
-def check_batch(recipe: Recipe, split: data.Images | data.FolderImages, here: World) -> None:
+def check_batch(recipe: Recipe, split: data.AnyImages, here: World) -> None:
     """A step always has a whole batch, in equal shares."""
     size = recipe.train.batch_size
     if size > len(split):
@@ -98,8 +98,8 @@ def claimed(
 
 
 def with_labels(
-    recipe: Recipe, split: data.Images | data.FolderImages, here: World
-) -> tuple[data.Images | data.FolderImages, NoisyLabels | None]:
+    recipe: Recipe, split: data.AnyImages, here: World
+) -> tuple[data.AnyImages, NoisyLabels | None]:
     """The training split under the labels that the recipe asks for."""
     if recipe.labels is None:
         return split, None

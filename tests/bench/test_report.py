@@ -8,6 +8,7 @@ from rich.console import Console
 
 from covprop.bench import plots
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
+from covprop.bench.timing import Timing
 from covprop.bench.truth_report import truth_report
 from covprop.estimate.truth import Truth
 
@@ -67,8 +68,8 @@ def test_a_busy_machine_is_said() -> None:
 
 
 def test_numbers_are_readable() -> None:
-    assert milliseconds(0.0123, 0.012, 0.0135) == "12.3 (12.0–13.5)"
-    assert milliseconds(0.0000123, 0.00001, 0.0015) == "0.012 (0.010–1.50)"
+    assert milliseconds(Timing(0.0123, 0.012, 0.0135, 1, 1)) == "12.3 (12.0–13.5)"
+    assert milliseconds(Timing(0.0000123, 0.00001, 0.0015, 1, 1)) == "0.012 (0.010–1.50)"
     assert mebibytes(3 * 2**30) == "3,072"
     assert mebibytes(None) == "–"
 

@@ -232,9 +232,7 @@ def hermite(
     safe = torch.where(std > 0, std, torch.ones_like(std))
     correlation = cov / (safe[:, None] * safe[None, :])
     at = std.new_zeros(1, features) if mean is None else mean.to(cov.dtype)
-    coefficients = layer.coefficients.to(cov.dtype)
-    if settings.detach_covariance:
-        coefficients = coefficients.detach()
+    coefficients = constant_in(layer.coefficients, cov, settings)
     total, power = torch.zeros_like(cov), torch.ones_like(cov)
     for a in hermite_coefficients(coefficients, at, per_channel(std, at))[1:]:
         power = power * correlation
