@@ -47,10 +47,13 @@ def report(
     from rich.text import Text
 
     from covprop.cli.console import wide_console
+    from covprop.errors import InvalidInput
     from covprop.report import read, summarize, write, write_page
     from covprop.report.parts import headed_tables, parts
     from covprop.report.tables import print_table
 
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(f"--html names the page, a file ending in .html, not {html}.")
     certifications, warnings = read(paths)
     radii, summaries = summarize(certifications)
     written = []
