@@ -31,7 +31,8 @@ def report(
 ) -> None:
     """Print certified accuracy, average certified radius and more; write tables and figures.
 
-    Intervals are 95 % bootstrap intervals over the certified images.
+    Intervals are 95 % bootstrap intervals over the certified images. A warning says so where
+    runs of one data set were certified on different images and do not compare.
 
     Only files are read: certify_sigma_S.tsv and what lies beside it. Of more than 12 runs in
     several folders, each folder has tables of its own, and with --out figures and a page.
