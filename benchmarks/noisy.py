@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from noisy_page import conclude, tell_machine
+from noisy_page import conclude, read_timing, tell_machine
 from rich.console import Console
 
 from covprop import data
 from covprop.bench import machine
 from covprop.device import choose_device
 from covprop.files import write
-from covprop.noisy import compare, report
+from covprop.noisy import report
 from covprop.train import load, shipped, train
 from covprop.train.distributed import world
 from covprop.train.length import at_length
@@ -227,7 +227,7 @@ def main() -> None:
         measure_alone(options, methods)
     pairs = grid(options, methods)
     if options.seconds:
-        timing = compare.read_timing(options.out / "timing.tsv")
+        timing = read_timing(options.out / "timing.tsv")
         if timing is None:
             sys.exit("--seconds needs --timing.")
         longest = load(recipe_of(options, methods[0])).train.epochs

@@ -39,7 +39,7 @@ SECTIONS = {
     "Noisy labels": (
         *("data.label_noise.corrupt", "noisy.build", "noisy.report.judge"),
         *("noisy.rate.estimate_rate", "noisy.suspects.find", "noisy.suspects.read_csv"),
-        *("noisy.cleanlab.compare", "noisy.compare.table"),
+        "noisy.cleanlab.compare",
     ),
 }
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import benchmark
 
-from covprop.noisy import compare
 from covprop.train import load
 
+page = benchmark("noisy_page")
 ROOT = Path(__file__).parents[1]
 NOISY = ROOT / "results/noisy"
 CIFAR10, FASHION = NOISY / "cifar10-pair-0.45-15-epochs", NOISY / "fashion-mnist-pair-0.45"
@@ -23,7 +24,7 @@ NAMES = {
 def measured(folder: Path) -> dict[str, list[str]]:
     """Method -> accuracy, with its spread over the seeds if there are several; precision."""
     found = {}
-    for name, group in compare.grouped(compare.read(folder)).items():
+    for name, group in page.grouped(page.read(folder)).items():
         accuracy = np.array([entry.summary["test_accuracy_mean"] for entry in group])
         spread = f" ± {accuracy.std(ddof=1):.3f}" if len(group) > 1 else ""
         precision = np.mean([entry.summary["label_precision"] for entry in group])
@@ -35,7 +36,7 @@ def test_the_table_is_that_of_the_files() -> None:
     text = (ROOT / "docs/noisy.md").read_text(encoding="utf-8")
     table = text[text.index("| method | CIFAR-10, 15 epochs") :].split("\n\n")[0]
     cifar10, fashion = measured(CIFAR10), measured(FASHION)
-    seconds, published = compare.read_timing(CIFAR10 / "timing.tsv"), compare.PUBLISHED["cifar10"]
+    seconds, published = page.read_timing(CIFAR10 / "timing.tsv"), page.PUBLISHED["cifar10"]
     assert seconds is not None
     seen = set()
     for line in table.splitlines()[2:]:

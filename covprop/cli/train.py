@@ -102,7 +102,7 @@ def train_recipe(
     out: Path | None,
     data: Path | None,
     restart: bool,
-    epochs: int | None = None,
+    epochs: int | None,
 ) -> Path:
     """What every verb that trains does; returns the run folder."""
     from rich.console import Console

@@ -160,15 +160,14 @@ def _resident(
 
 
 def _draws(part: _Slice, seeds: tuple[int, int]) -> Tensor:
-    """Drawn for the global batch, so that the number of processes changes nothing."""
-    return _draw(part.size, _generator(*seeds, part.number))[:, part.low : part.high]
+    """Rows: vertical shift, horizontal shift (0..8), flip (0 or 1).
 
-
-def _draw(size: int, generator: torch.Generator) -> Tensor:
-    """Rows: vertical shift, horizontal shift (0..8), flip (0 or 1)."""
-    shifts = torch.randint(0, 2 * PADDING + 1, (2, size), generator=generator)
-    flips = torch.randint(0, 2, (1, size), generator=generator)
-    return torch.cat([shifts, flips])
+    Drawn for the global batch, so that the number of processes changes nothing.
+    """
+    generator = _generator(*seeds, part.number)
+    shifts = torch.randint(0, 2 * PADDING + 1, (2, part.size), generator=generator)
+    flips = torch.randint(0, 2, (1, part.size), generator=generator)
+    return torch.cat([shifts, flips])[:, part.low : part.high]
 
 
 def sources(draws: Tensor, size: Sequence[int], *, crop: bool) -> tuple[Tensor, Tensor]:

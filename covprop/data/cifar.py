@@ -22,7 +22,7 @@ PIXELS = 3 * 32 * 32
 Arrays = tuple[NDArray[np.uint8], NDArray[np.integer]]
 
 
-def read(facts: Facts, split: str, root: Path | None) -> Images:
+def read(facts: Facts, split: str, root: Path) -> Images:
     """Read one split of CIFAR-10 or CIFAR-100, from whichever version is there."""
     found = locate(facts, split, root)
     read_file = _read_binary if found.files[0].suffix == ".bin" else _read_python

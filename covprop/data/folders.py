@@ -51,14 +51,15 @@ class FolderImages:
         return self.folder / os.fsdecode(self.paths[index])
 
 
-def read(facts: Facts, split: str, root: Path | None) -> FolderImages:
+def read(facts: Facts, split: str, root: Path) -> FolderImages:
     """Read the file list of a registered set (ImageNet, Places365) and check it is complete."""
     found = locate(facts, split, root)
     if found.files[0].suffix == ".txt":
         data = _read_lists(facts, found)
     else:
         (folder,) = found.files
-        data = _gather(facts.name, folder, _class_items(folder, class_names(folder)))
+        classes = class_names(folder)
+        data = _gather(facts.name, folder, classes, _class_items(folder, classes))
     remedy = "for a subset give the folder's path as the data set's name"
     if data.num_classes != facts.num_classes:
         raise InvalidInput(
@@ -86,7 +87,7 @@ def read_tree(folder: Path, split: str) -> FolderImages:
                 f"{chosen / stray[0]}: a class that {train} does not have; add its images there, "
                 "or remove it here."
             )
-        return _gather(folder.name, chosen, _class_items(chosen, classes))
+        return _gather(folder.name, chosen, classes, _class_items(chosen, classes))
     classes = class_names(folder)
     items = []
     for label, name in enumerate(classes):
@@ -98,7 +99,7 @@ def read_tree(folder: Path, split: str) -> FolderImages:
             )
         held = {file for i, file in enumerate(files) if i % TEST_EVERY == 0}
         items += [(file, label) for file in files if (file in held) == (split == "test")]
-    return _gather(folder.name, folder, (classes, items))
+    return _gather(folder.name, folder, classes, items)
 
 
 def _test_folder(folder: Path) -> Path:
@@ -136,14 +137,13 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _class_items(folder: Path, classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Item]]:
-    items = [
+def _class_items(folder: Path, classes: tuple[str, ...]) -> list[Item]:
+    return [
         (file, label)
         for label, name in enumerate(classes)
         if (folder / name).is_dir()
         for file in _image_files(folder / name, name)
     ]
-    return classes, items
 
 
 def _image_files(folder: Path, name: str) -> list[str]:
@@ -173,7 +173,7 @@ def _read_lists(facts: Facts, found: Found) -> FolderImages:
                 f"{images / name}: listed in {listing} but missing; run "
                 f"`covprop data get {facts.name}`."
             )
-    return _gather(facts.name, images, (classes, items))
+    return _gather(facts.name, images, classes, items)
 
 
 def _pairs(path: Path) -> Iterable[Item]:
@@ -188,8 +188,7 @@ def _pairs(path: Path) -> Iterable[Item]:
                 ) from None
 
 
-def _gather(name: str, folder: Path, listed: tuple[tuple[str, ...], list[Item]]) -> FolderImages:
-    classes, items = listed
+def _gather(name: str, folder: Path, classes: tuple[str, ...], items: list[Item]) -> FolderImages:
     if not items:
         raise InvalidInput(f"{folder}: there are no images in it.")
     return FolderImages(

@@ -18,7 +18,7 @@ from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
 
 
-def read(facts: Facts, split: str, root: Path | None) -> Images:
+def read(facts: Facts, split: str, root: Path) -> Images:
     """Read one split of MNIST or Fashion-MNIST."""
     images_file, labels_file = locate(facts, split, root).files
     images = read_idx(images_file, 3, facts)

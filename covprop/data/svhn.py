@@ -14,7 +14,7 @@ from covprop.data.registry import Facts
 from covprop.errors import InvalidInput
 
 
-def read(facts: Facts, split: str, root: Path | None) -> Images:
+def read(facts: Facts, split: str, root: Path) -> Images:
     """Read one split of SVHN."""
     import scipy.io
 

@@ -78,14 +78,14 @@ def estimate_rate(
     resamples = check_value("resamples", resamples, Annotated[int, Range(1)])
     rng = np.random.default_rng(seed)
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    classes = probability.shape[1]
-    confident = confident_class(given, probability)
-    cells = np.bincount(given * (classes + 1) + confident, minlength=classes * (classes + 1))
-    joint = _estimate(cells, lambda c: _off_diagonal(c.reshape(classes, -1)), resamples, tails, rng)
+    cells = confident_joint(given, probability)
+    joint = _estimate(
+        cells.ravel(), lambda c: _off_diagonal(c.reshape(cells.shape)), resamples, tails, rng
+    )
     quality = probability[np.arange(len(given)), given]
     histogram = np.histogram(quality, bins=BINS, range=(0.0, 1.0))[0]
     mixture = _estimate(histogram, lower_weight, resamples, tails, rng)
-    contradicted = float(((confident != given) & (confident < classes)).mean())
+    contradicted = float((cells[:, :-1].sum() - np.trace(cells)) / len(given))
     low = min(joint.low, mixture.low, contradicted)
     return NoiseRate(joint.rate, low, max(joint.high, mixture.high), joint, mixture, contradicted)
 
@@ -114,8 +114,7 @@ def check(given: Integers, probability: Floats) -> tuple[Integers, Floats]:
             f"{probability[row].min():g}, sum {sums[row]:g}); give class probabilities, as softmax "
             "makes them of logits."
         )
-    # Cells are counted as label · classes + class, which does not fit into small integers.
-    return given.astype(np.int64), probability
+    return given.astype(np.int64), probability  # int64, as uint8 wraps around in sums and products
 
 
 def confident_class(given: Integers, probability: Floats) -> Integers:
@@ -131,15 +130,14 @@ def confident_class(given: Integers, probability: Floats) -> Integers:
 
 
 def confident_joint(given: Integers, probability: Floats) -> Integers:
-    """C[given class, confident class], [k, k]; images confident of no class are left out."""
-    classes = probability.shape[1]
-    confident = confident_class(given, probability)
-    cells = np.bincount(given * (classes + 1) + confident, minlength=classes * (classes + 1))
-    return cells.reshape(classes, classes + 1)[:, :classes]
+    """C[given class, confident class], [k, k + 1]; the last column is 'confident of none'."""
+    shape = (probability.shape[1], probability.shape[1] + 1)
+    cells = given * shape[1] + confident_class(given, probability)
+    return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _off_diagonal(cells: NDArray[np.integer]) -> float:
-    """The rate from counts [k, k + 1], whose last column is 'confident of none'."""
+    """The rate from C [k, k + 1]."""
     joint, labelled = cells[:, :-1].astype(np.float64), cells.sum(1)
     confident = joint.sum(1)
     right = np.where(confident > 0, np.diagonal(joint) / np.maximum(confident, 1), 1.0)

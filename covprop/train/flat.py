@@ -65,7 +65,7 @@ class FlatStep:
         self.trained: list[nn.Parameter] = []
         # Recording runs the step, so all that moves is a copy, and the random state is put back.
         state = [value.detach().clone() for value in self._state()]
-        with torch.random.fork_rng(devices=[d for d in _devices(state) if d.type == "cuda"]):
+        with torch.random.fork_rng(devices={value.device for value in state if value.is_cuda}):
             self.draws = self._find_draws(state, inputs)
             noise = [draw(torch.Generator(inputs[0].device)) for draw in self.draws]
             # In a thread of its own a backward pass would go unrecorded.
@@ -167,7 +167,3 @@ def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
-
-
-def _devices(state: Sequence[Tensor]) -> set[torch.device]:
-    return {value.device for value in state}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from covprop.data.label_noise import NEEDS
 from covprop.errors import InvalidInput
 from covprop.options import Fraction, NotNegative, Positive, Range
 
@@ -68,9 +69,9 @@ class LabelOptions:
 
     def check(self) -> None:
         """What no single value shows; raises InvalidInput."""
-        for key, kinds in (("rate", ("pair", "symmetric")), ("file", ("matrix", "file"))):
+        for key in ("rate", "file"):
             given = getattr(self, key) is not None
-            if given != (self.name in kinds):
+            if given != (NEEDS[self.name] == key):
                 what = "does not take" if given else "needs"
                 raise InvalidInput(f'labels.name = "{self.name}" {what} labels.{key}.')
 

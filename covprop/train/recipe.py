@@ -19,7 +19,7 @@ from typing import Any
 import covprop
 from covprop.errors import InvalidInput
 from covprop.names import nearest, unknown
-from covprop.options import accepted, check_options
+from covprop.options import accepted, call, check_options
 from covprop.train import toml
 from covprop.train.options import DataOptions, LabelOptions, NoiseOptions, TrainOptions
 
@@ -152,7 +152,7 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
         if not isinstance(values, Mapping):
             raise InvalidInput(f"[{section}] must be a section, not {values!r}.")
     parts = {section: dict(raw.get(section, {})) for section in SECTIONS}
-    train = TrainOptions(**check_options("train", parts["train"], accepted(TrainOptions)))
+    train = call("train", TrainOptions, {}, parts["train"])
     train.check()
     labels = _labels(parts["labels"], beside)
     if labels is not None and parts["data"].get("holdout") is not None:
@@ -172,7 +172,7 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
     return Recipe(
         data=_data(parts["data"], beside),
         model=_model(parts["model"], beside),
-        noise=NoiseOptions(**check_options("noise", parts["noise"], accepted(NoiseOptions))),
+        noise=call("noise", NoiseOptions, {}, parts["noise"]),
         method=method,
         train=train,
         weighting=weighting,
@@ -183,7 +183,7 @@ def resolve(raw: Mapping[str, Any], beside: Path = Path()) -> Recipe:
 def _data(given: dict[str, Any], beside: Path) -> DataOptions:
     from covprop.data import DATASETS
 
-    options = DataOptions(**check_options("data", given, accepted(DataOptions)))
+    options = call("data", DataOptions, {}, given)
     if options.name in DATASETS:
         return options
     path = _absolute(options.name, beside)
@@ -210,7 +210,7 @@ def _model(given: dict[str, Any], beside: Path) -> dict[str, Any]:
 def _labels(given: dict[str, Any], beside: Path) -> LabelOptions | None:
     if not given:
         return None
-    options = LabelOptions(**check_options("labels", given, accepted(LabelOptions)))
+    options = call("labels", LabelOptions, {}, given)
     options.check()
     if options.file is None:
         return options

@@ -36,7 +36,7 @@ def test_the_same_scores_and_the_same_joint() -> None:
     )
     theirs = cleanlab.count.compute_confident_joint(found.given, p, calibrate=False)
     # cleanlab puts at least one right label into every class; there are many here.
-    assert np.array_equal(confident_joint(found.given, p), theirs)
+    assert np.array_equal(confident_joint(found.given, p)[:, :-1], theirs)
 
 
 @needs_cleanlab

@@ -21,9 +21,9 @@ def test_confident_joint_by_hand() -> None:
     p = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8], [0.6, 0.4]])
     given = np.array([0, 0, 1, 1])
     assert confident_class(given, p).tolist() == [0, 2, 1, 2]
-    assert confident_joint(given, p).tolist() == [[1, 0], [0, 1]]
+    assert confident_joint(given, p).tolist() == [[1, 0, 1], [0, 1, 1]]
     p[3] = [0.9, 0.1]  # the threshold of class 1 becomes .45
-    assert confident_joint(given, p).tolist() == [[1, 0], [1, 1]]
+    assert confident_joint(given, p).tolist() == [[1, 0, 1], [1, 1, 0]]
     found = estimate_rate(given, p)
     assert found.confident_joint.rate == pytest.approx((0 * 2 + 0.5 * 2) / 4)
     assert found.contradicted == 0.25
@@ -150,13 +150,13 @@ def test_rounded_probabilities_and_lists_of_them_will_do() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64])
-def test_labels_of_any_whole_kind_are_counted_alike(kind: type) -> None:
-    """Of 100 classes a cell's number does not fit into eight bits."""
+def test_any_whole_numbers_will_do_as_labels(kind: type) -> None:
+    """Files of labels are often uint8, in which 25 · 101 is 221."""
     rng = np.random.default_rng(0)
-    given_ = rng.integers(0, 100, 400)
-    p = predictions(rng.integers(0, 100, 400), 100, 6.0, rng)
-    expected = estimate_rate(given_, p, resamples=2)
-    assert estimate_rate(given_.astype(kind), p, resamples=2) == expected
+    truth = rng.integers(0, 100, 2000)
+    given = np.where(rng.random(2000) < 0.3, (truth + 1) % 100, truth)
+    p = predictions(truth, 100, 6.0, rng)
+    assert estimate_rate(given.astype(kind), p) == estimate_rate(given, p)
 
 
 @pytest.mark.parametrize(
