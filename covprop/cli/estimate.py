@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SAMPLED = ("calibrated", "linearized", "sampled")
 DEFAULT = ("shared", "calibrated", "linearized:4")
+HEADER = "idx\testimator\tradius"
 ESTIMATORS = 2
 """Goes up when a name comes to mean another estimate, so that two of them do not join in a file."""
 
@@ -74,6 +75,7 @@ def estimate(
     path = subject.folder / f"{subject.stem}estimated.tsv"
     facts = path.with_suffix(".json")
     _check_writable(path)
+    _check_kind(path)
     settings = subject.settings(split, images, sigma=level, estimators=ESTIMATORS)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
@@ -95,7 +97,7 @@ def estimate(
         )
     lines = ["\t".join((*key, radius)) for key, radius in (_earlier(path, settings) | new).items()]
     facts.unlink(missing_ok=True)  # killed in between, the new radii must not have the old facts
-    write(path, ("\n".join(["idx\testimator\tradius", *lines]) + "\n").encode())
+    write(path, ("\n".join([HEADER, *lines]) + "\n").encode())
     write(facts, (json.dumps(settings, indent=2) + "\n").encode())
     typer.echo(str(path))
 
@@ -114,6 +116,22 @@ def _check_writable(path: Path) -> None:
             f"make {path.parent} writable, or copy the model to a folder that is and estimate "
             "the copy."
         ) from error
+
+
+def _check_kind(path: Path) -> None:
+    """Estimates take the place of estimates only; a log by that name would be lost."""
+    from covprop.errors import InvalidInput
+
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError:  # there is none, or writing it will say what is wrong
+        return
+    if first.strip() and first.strip() != HEADER.encode():
+        raise InvalidInput(
+            f"{path} holds no estimated radii, which would take its place: it begins with "
+            f"{first[:60].decode(errors='replace').strip()!r}; move it and what lies beside it."
+        )
 
 
 def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]:

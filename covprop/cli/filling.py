@@ -46,8 +46,7 @@ def fill_log(
     from covprop.certify.records import Log
     from covprop.certify.rows import rows_of
 
-    if path.suffix != ".tsv":
-        raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
+    _check_name(path)
     rank, world = rank_and_world()
     filled = Log(path, settings, kind, rank=rank, world=world)
     if restart:
@@ -72,6 +71,19 @@ def fill_log(
             warn(f"stopped with {left} images left; {same} goes on.")
             raise typer.Exit(130) from None
         return log.finish(positions)
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a name by which other verbs, or a report, know another kind of file."""
+    if path.suffix != ".tsv":
+        raise InvalidInput(f"--out names the log, a file ending in .tsv, not {path}.")
+    others = {"estimated.tsv": "estimated radii", "labels.tsv": "the labels of a run"}
+    for name, what in others.items():
+        if path.name == name or path.name.endswith(f".{name}"):
+            raise InvalidInput(
+                f"{path} is where {what} are kept, so no log may have that name; give --out "
+                f"another one, such as {path.with_name('certify_again.tsv')}."
+            )
 
 
 def _begin_anew(log: "Log[AnyRow]") -> None:

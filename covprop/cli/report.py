@@ -31,7 +31,8 @@ def report(
 ) -> None:
     """Print certified accuracy, average certified radius and more; write tables and figures.
 
-    Intervals are 95 % bootstrap intervals over the certified images.
+    Intervals are 95 % bootstrap intervals over the certified images. A warning says so where
+    runs of one data set were certified on different images and do not compare.
 
     Only files are read: certify_sigma_S.tsv and what lies beside it. Of more than 12 runs in
     several folders, each folder has tables of its own, and with --out figures and a page.
@@ -47,10 +48,13 @@ def report(
     from rich.text import Text
 
     from covprop.cli.console import wide_console
+    from covprop.errors import InvalidInput
     from covprop.report import read, summarize, write, write_page
     from covprop.report.parts import headed_tables, parts
     from covprop.report.tables import print_table
 
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(f"--html names the page, a file ending in .html, not {html}.")
     certifications, warnings = read(paths)
     radii, summaries = summarize(certifications)
     written = []

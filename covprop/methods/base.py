@@ -20,8 +20,9 @@ class Losses(NamedTuple):
     logits: Tensor
     """[b, k]: logits under noise, averaged over an image's noisy copies, detached."""
     radius: Tensor | None = None
-    """[b]: ESTIMATED radius with respect to the label, negative where the prediction is wrong,
-    detached; None if the method has none."""
+    """[b]: ESTIMATED radius, detached; None if the method has none. Of a method here it is that of
+    the label, negative where the prediction is wrong; of one for noisy labels (`Learned.radius`) it
+    may be that of the prediction, never negative."""
 
 
 class Method(Protocol):

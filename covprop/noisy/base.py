@@ -44,7 +44,8 @@ class Learned(NamedTuple):
     kept: Tensor
     """[b], bool: the images whose label the model learns from in this step."""
     radius: Tensor | None = None
-    """[b]: ESTIMATED radius, detached; None if the method has none."""
+    """[b]: ESTIMATED radius, detached: of the prediction, never negative, or of the given label,
+    as the method's `of` says; None if the method has none."""
 
 
 class NoisyMethod(nn.Module):

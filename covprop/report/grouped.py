@@ -87,11 +87,12 @@ def _setting(group: Group) -> Setting | None:
 
 
 def _without_sigma(group: Group) -> str:
-    """`late-0.50` of a run at σ = 0.5 is `late`; another number is part of the name."""
-    parts = re.fullmatch(r"(.*[^/])-(\d+(?:\.\d+)?)", group.name)
-    if parts and float(parts[2]) == group.members[0].certification.sigma:
-        return parts[1]
-    return group.name
+    """`late-0.50` of a run at σ = 0.5 is `late`, and so is `late (σ = 0.5)` of one certified at
+    several; another number is part of the name."""
+    sigma = group.members[0].certification.sigma
+    name = group.name.removesuffix(f" (σ = {sigma:g})") if sigma is not None else group.name
+    parts = re.fullmatch(r"(.*[^/])-(\d+(?:\.\d+)?)", name)
+    return parts[1] if parts and float(parts[2]) == sigma else name
 
 
 def _acr_cell(group: Group) -> Cell:

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 
 from covprop.errors import InvalidInput
 from covprop.report.find import left_out, logs_under, named_itself, set_aside
+from covprop.report.images import different_images
 from covprop.report.sidecars import (
     Journal,
     most_certified,
@@ -102,6 +103,7 @@ def read(paths: Iterable[str | Path]) -> tuple[list[Certification], list[str]]:
     warnings += damaged
     for certification in certifications:
         warnings += certification.warnings
+    warnings += different_images(certifications)
     return certifications, list(dict.fromkeys(warnings))
 
 

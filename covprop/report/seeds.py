@@ -81,7 +81,8 @@ def _key(summary: Summary) -> str:
         return f"alone {c.path}"
     settings = sorted(f"{name} = {value!r}" for name, value in _settings(c.config_text))
     meta = {key: value for key, value in c.meta.items() if key not in OF_ONE_RUN}
-    parts = (c.path.parent.parent, c.path.name, settings, meta, c.rows.idx.tolist(), c.unfinished)
+    where = c.path.resolve()  # however it was given: `.` and `../b` may lie side by side
+    parts = (where.parent.parent, where.name, settings, meta, c.rows.idx.tolist(), c.unfinished)
     return "\n".join(map(str, parts))
 
 
@@ -103,11 +104,11 @@ def _settings(config_text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _name(members: Sequence[Summary]) -> str:
-    """The runs' common name; `-seed0` at its end is not part of it, nor need all have a folder.
+    """The runs' common name; its `-seed0` is not part of it, nor need all have a folder.
 
     Runs that were not trained to their end have no common name with those that were.
     """
-    names = [re.sub(r"-seed\d+$", "", member.certification.name) for member in members]
+    names = [re.sub(r"-seed\d+(?=$| \()", "", member.certification.name) for member in members]
     same = len({name.rsplit("/", 1)[-1] for name in names}) == 1
     name = max(names, key=len) if same else members[0].certification.name
     unfinished = members[0].certification.unfinished

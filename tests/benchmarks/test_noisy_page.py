@@ -17,10 +17,14 @@ from covprop.errors import InvalidInput
 page = benchmark("noisy_page")
 
 
-def write_run(folder: Path, name: str, accuracy: float, seconds: list[float], data: str) -> None:
+def write_run(
+    folder: Path, name: str, accuracy: float, seconds: list[float], data: str, rate: float = 0.45
+) -> None:
     run = folder / name
     run.mkdir(parents=True)
-    (run / "config.toml").write_text(f'[data]\nname = "{data}"\n[model]\nname = "cnn9"\n')
+    (run / "config.toml").write_text(
+        f'[data]\nname = "{data}"\n[labels]\nname = "pair"\nrate = {rate}\n[model]\nname = "cnn9"\n'
+    )
     rows = [
         {"epoch": i + 1, "seconds": s, "test_accuracy_clean": accuracy, "label_precision": 0.5}
         for i, s in enumerate(seconds)
@@ -58,6 +62,17 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     later = {"device": "H2", "commit": "c2", "date": "d2", "command": "on", "runs": ["a", "b"]}
     text = page.page(entries, title="T", machine=made | {"command": "go", "later": [later]})
     assert "Then, H2, commit c2, d2, a, b:\n\n```console\non\n```\n" in text
+
+
+def test_the_paper_s_figures_are_for_45_percent_pair_flips(tmp_path: Path) -> None:
+    for rate, paper in ((0.45, "0.726"), (0.2, "")):
+        write_run(tmp_path / f"{rate}", "coteaching-seed0", 0.7, [5.0, 7.0], "cifar10", rate)
+        (line,) = page.table(page.read(tmp_path / f"{rate}")).splitlines()[2:]
+        assert line.split(" | ")[-1].strip(" |") == paper
+    config = tmp_path / "0.45/coteaching-seed0/config.toml"
+    config.write_text(config.read_text().replace("pair", "symmetric"))
+    (line,) = page.table(page.read(tmp_path / "0.45")).splitlines()[2:]
+    assert line.endswith("|  |")
 
 
 def test_no_timing(tmp_path: Path) -> None:

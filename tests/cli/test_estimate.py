@@ -85,6 +85,17 @@ def test_nothing_to_write_replaces_nothing(cli: Cli, run_folder: Path) -> None:
         assert (run_folder / name).read_bytes() == before[name]
 
 
+def test_a_log_by_the_name_of_the_estimates_is_not_lost(cli: Cli, run_folder: Path) -> None:
+    path = run_folder / "estimated.tsv"
+    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
+    (run_folder / "estimated.json").write_text('{"sigma": 0.25}')
+    before = {path: path.read_bytes() for path in run_folder.iterdir()}
+    code, out, err = cli("estimate", run_folder, *FEW)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{path} holds no estimated radii" in err
+    assert {path: path.read_bytes() for path in run_folder.iterdir()} == before
+
+
 def test_estimates_join_those_of_the_same_settings(cli: Cli, run_folder: Path) -> None:
     def rows() -> dict[tuple[str, str], str]:
         lines = (run_folder / "estimated.tsv").read_text().splitlines()

@@ -143,6 +143,20 @@ def test_a_log_is_not_mixed(
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("verb", ["certify", "predict"])
+@pytest.mark.parametrize("name", ["estimated.tsv", "net.estimated.tsv", "labels.tsv"])
+def test_a_log_has_no_name_of_another_file(
+    cli: Cli, run_folder: Path, verb: str, name: str
+) -> None:
+    """`covprop estimate` would have written over it, and a report read it as a log's estimates."""
+    before = sorted(run_folder.iterdir())
+    code, out, err = cli(verb, run_folder, "--n", 400, "--max", 2, "--out", run_folder / name)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{name} is where " in err
+    assert "certify_again.tsv" in err
+    assert sorted(run_folder.iterdir()) == before
+
+
 def test_retrained_weights_are_not_mixed(cli: Cli, run_folder: Path) -> None:
     cli("certify", run_folder, "--n", 400, "--max", 2)
     model = Run(run_folder).load_model()

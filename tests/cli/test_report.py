@@ -84,8 +84,22 @@ def test_a_page_cannot_take_the_place_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = make_run(tmp_path / "run")
-    said = refusal([str(log), "--html", str(tmp_path)], monkeypatch, capsys)
+    (tmp_path / "page.html").mkdir()
+    said = refusal([str(log), "--html", str(tmp_path / "page.html")], monkeypatch, capsys)
     assert "give the name of a file" in said
+
+
+@pytest.mark.parametrize("name", ["certify_sigma_0.25.tsv", "config.toml", "model.safetensors"])
+def test_a_page_cannot_take_the_place_of_a_run_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    log = make_run(tmp_path / "run")
+    place = log.with_name(name)
+    before = place.read_bytes() if place.exists() else None
+    said = refusal([str(log), "--html", str(place)], monkeypatch, capsys)
+    assert f"--html names the page, a file ending in .html, not {place}." in said
+    assert said.count("\n") == 1
+    assert before == (place.read_bytes() if place.exists() else None)
 
 
 def test_one_damaged_run_hides_no_other(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from certifications import make_planned_run, make_run
 
 from covprop.data import DATASETS
+from covprop.report.grouped import overview_columns
 from covprop.report.read import read
 from covprop.report.seeds import LATER, by_recipe
 from covprop.report.summary import summarize
@@ -68,6 +69,45 @@ def test_the_means_of_a_group_are_over_all_its_runs(tmp_path: Path) -> None:
         values = [summary.certified[k].value for summary in summaries]
         assert group.certified(k) == (statistics.fmean(values), statistics.stdev(values))
     assert len({group.certified(k)[0] for k in range(3)}) == 3
+
+
+def test_runs_side_by_side_are_together_however_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (1, 2, 3):
+        seeded(tmp_path / f"a-seed{seed}", seed)
+    monkeypatch.chdir(tmp_path / "a-seed1")
+    _, summaries = summarize(read([".", "../a-seed2", tmp_path / "a-seed3"])[0])
+    (group,) = by_recipe(summaries)
+    assert (group.name, len(group.members)) == ("a", 3)
+
+
+def test_a_run_below_another_is_not_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded(tmp_path / "a-seed1", 1)
+    seeded(tmp_path / "a-seed1" / "a-seed2", 2)
+    monkeypatch.chdir(tmp_path / "a-seed1")
+    _, summaries = summarize(read(["."])[0])
+    assert [len(group.members) for group in by_recipe(summaries)] == [1, 1]
+
+
+def test_seeds_that_are_certified_at_two_noise_levels_have_a_common_name(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        seeded(tmp_path / f"a-seed{seed}", seed)
+        make_run(tmp_path / "other", seed, 0.5)
+        for file in (tmp_path / "other").glob("certify_*"):
+            file.rename(tmp_path / f"a-seed{seed}" / file.name)
+        (tmp_path / "other/config.toml").unlink()
+    _, summaries = summarize(read([tmp_path])[0])
+    groups = by_recipe(summaries)
+    assert [(group.name, len(group.members)) for group in groups] == [
+        ("a (σ = 0.25)", 2),
+        ("a (σ = 0.5)", 2),
+    ]
+    names, *settings = overview_columns(groups)
+    assert [cell.text for cell in names.cells] == ["a"]
+    assert [column.title for column in settings] == ["digits, σ=0.25", "digits, σ=0.5"]
 
 
 def test_a_group_of_unlike_names_has_the_first_one(tmp_path: Path) -> None:

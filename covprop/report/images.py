@@ -1,0 +1,42 @@
+"""Whether runs of one data set were certified on the same images, without which no ACR compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covprop.report.read import Certification
+
+
+def different_images(certifications: Sequence[Certification]) -> list[str]:
+    """A warning for each data set of which not all runs were certified on the same images.
+
+    Logs that do not say their data set are taken to be of one.
+    """
+    sets: dict[str, dict[Any, list[Certification]]] = {}
+    for c in certifications:
+        # The hash is that of an own set, which may have changed though its numbers have not.
+        numbers = c.rows.idx.tolist()
+        # Where no data set is named, other labels tell that it is another one.
+        images = numbers if c.data else zip(numbers, c.rows.label.tolist(), strict=True)
+        which = (frozenset(images), c.meta.get("images"))
+        sets.setdefault(c.images_of, {}).setdefault(which, []).append(c)
+    return [
+        f"{f'{data}: not all runs' if data else 'not all runs'} were certified on the same images, "
+        f"so their ACR and accuracy do not compare: {_told(list(found.values()))}."
+        for data, found in sets.items()
+        if len(found) > 1
+    ]
+
+
+def _told(groups: Sequence[Sequence[Certification]]) -> str:
+    """`a and 2 more on 500, b on 500 others, c on 62`."""
+    said = []
+    counts: set[int] = set()
+    for members in sorted(groups, key=len, reverse=True):
+        more, count = len(members) - 1, len(members[0].rows)
+        runs = members[0].name + (f" and {more} more" if more else "")
+        said.append(f"{runs} on {count:,}" + (" others" if count in counts else ""))
+        counts.add(count)
+    return ", ".join(said)
