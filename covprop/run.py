@@ -67,6 +67,9 @@ class Run:
         """The trained model, in eval mode on `device`."""
         where = choose_device(str(device))
         options = dict(self.config.get("model", {}))
+        name = str(options.get("name", ""))
+        if ".py:" in name and not code_file(name).is_file():
+            raise self._moved("model", code_file(name))
         model = models.build(
             str(options.pop("name", "")),
             num_classes=self.num_classes,
@@ -85,8 +88,15 @@ class Run:
 
     def load_data(self, split: str, root: Path | None = None) -> data.Images | data.FolderImages:
         """One split ("train", "test" or "holdout") of the data the run was trained on."""
+        self.check_data()
         name, shape = str(self._fact("data", "name", str)), self.image_shape
         return data.load(name, split, root, holdout=self.holdout, image_shape=shape)
+
+    def check_data(self) -> None:
+        """Raise if the run's data set is a file or folder that is not there any more."""
+        name = str(self._fact("data", "name", str))
+        if name not in data.DATASETS and not Path(name).expanduser().exists():
+            raise self._moved("data", Path(name))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, one an epoch; a torn last line of a killed run is left out."""
@@ -100,6 +110,12 @@ class Run:
             except json.JSONDecodeError:
                 break
         return rows
+
+    def _moved(self, section: str, path: Path) -> InvalidInput:
+        return InvalidInput(
+            f"{path}, the {section} of {self.folder}, is not there; put it back, or write where it "
+            f"is now as {section}.name into {self.folder / 'config.toml'}."
+        )
 
     def _normalisation(self) -> dict[str, Any]:
         kinds = {"mean": tuple[Annotated[float, Range()], ...], "std": tuple[Positive, ...]}

@@ -137,10 +137,13 @@ def _check_kind(path: Path) -> None:
 def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Radii by (idx, estimator) that an earlier call with the same settings wrote."""
     try:
-        if json.loads(path.with_suffix(".json").read_text(encoding="utf-8")) != settings:
+        made = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if "images" in made and "images" in settings:
+            made["data"] = settings["data"]  # an own set is known by its images, wherever it lies
+        if made != settings:
             return {}
         rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    except (OSError, ValueError):  # none, or not ours
+    except (OSError, ValueError, TypeError):  # none, or not ours
         return {}
     return {(row[0], row[1]): row[2] for row in rows if len(row) == 3}
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from covprop.data import AnyImages, Batch
+    from covprop.run import Run
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Subject:
     stem: str  # how its logs are called, before certify_sigma_S
     holdout: int | None = None  # training images that it has not seen
     epochs: tuple[int, int] | None = None  # trained and planned, where known
+    run: "Run | None" = None  # the run whose own data set it is
 
     def log_path(self, verb: str, sigma: float) -> Path:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
@@ -54,6 +56,8 @@ class Subject:
         """The split to certify; it must have the model's classes and image size."""
         from covprop import data
 
+        if self.run is not None:
+            self.run.check_data()
         images = data.load(
             self.dataset, split, root, holdout=self.holdout, image_shape=self.image_shape
         )
@@ -178,6 +182,7 @@ def _open_run(
         "",
         opened.holdout if dataset is None else None,
         opened.epochs,
+        opened if dataset is None else None,
     )
 
 

@@ -217,8 +217,10 @@ def _estimates(
     stem, found, _ = path.name.partition("certify_")
     estimated = path.with_name(f"{stem if found else ''}estimated.tsv")
     made = read_json(estimated.with_suffix(".json"))
-    known = meta if sigma is None else meta | {"sigma": sigma}
+    known = dict(meta) if sigma is None else meta | {"sigma": sigma}
     hashes = {"images": "images", "weights": "weights", "model_code": "code of its model"}
+    if "images" in made and "images" in known:  # an own set, known by these wherever it lay
+        known["data"] = made.get("data")
     for key in ("sigma", "data", "split", *hashes):
         if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):
             what = f"other {hashes[key]}" if key in hashes else f"{key} = {made[key]}"

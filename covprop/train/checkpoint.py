@@ -55,7 +55,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """Load `path` into `model`; weights of another model are one sentence."""
     if not path.is_file():
         raise InvalidInput(
-            f"There are no weights at {path}; train the run to its first checkpoint."
+            f"There are no weights at {path}; the same `covprop train` command goes on and writes "
+            "them."
         )
     try:
         # By its bytes: load_file knows no path that is not UTF-8.

@@ -96,12 +96,16 @@ def claim(out: Path, config: Config) -> None:
         if differing := difference(before, now):
             section, key = differing
             was, now_is = _shown(before, section, key), _shown(now, section, key)
+            remedy = "continue with the same settings"
+            if _is_gone(before, section, key):
+                remedy = f"if it was moved, write where it is now into {path}; else put it back"
             raise InvalidInput(
                 f"{out} holds a run where {section}.{key} is {was}, and now it is {now_is}; "
-                "continue with the same settings, choose another --out, or start over with "
+                f"{remedy}, choose another --out, or start over with "
                 "--restart (which keeps the old run beside it)."
             )
         _claim_code(out, config)
+        _claim_weights(out)
         return
     if (out / "state.pt").exists():
         raise InvalidInput(
@@ -134,6 +138,16 @@ def _claim_code(out: Path, config: Config) -> None:
             f"{file}, the model's code, has changed since {out} was begun with it (its SHA-256 was "
             f"{before:.12}… and is {now:.12}…); put the old code back, choose another --out, or "
             "start over with --restart (which keeps the old run beside it)."
+        )
+
+
+def _claim_weights(out: Path) -> None:
+    """Weights come after their state.pt: alone they are a copy, which a new training would lose."""
+    if (out / "model.safetensors").exists() and not (out / "state.pt").exists():
+        raise InvalidInput(
+            f"{out} holds weights (model.safetensors) but no state.pt, which training would go on "
+            "from; put it back, choose another --out, or start over with --restart (which keeps "
+            "the old run beside it)."
         )
 
 
@@ -218,6 +232,15 @@ def difference(one: Config, two: Config) -> tuple[str, str] | None:
             if (section, key) not in HARMLESS and left.get(key) != right.get(key):
                 return section, key
     return None
+
+
+def _is_gone(config: Config, section: str, key: str) -> bool:
+    """Whether that value is the full name of an own file or folder that is not there any more."""
+    if key not in ("name", "file"):
+        return False
+    value = str(config.get(section, {}).get(key, ""))
+    path = code_file(value) if ".py:" in value else Path(value)
+    return path.is_absolute() and not path.exists()
 
 
 def _shown(config: Config, section: str, key: str) -> Any:

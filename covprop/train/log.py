@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +140,21 @@ class Log:
         self.say(text)
 
     def say(self, *lines: str) -> None:
-        """Lines that stay."""
+        """Lines that stay. Where they cannot be printed any more the run goes on in silence."""
         self.last = time.monotonic()
-        if self.console is not None:
-            for line in lines:
+        for line in lines:
+            if self.console is None:
+                return
+            try:
                 self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            except (OSError, SystemExit):  # the latter is rich's answer to a closed pipe
+                self.console = None
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Leave the terminal as it was, if it is still there."""
         if self.bar is not None:
-            self.bar.stop()
+            with suppress(OSError):
+                self.bar.stop()
 
 
 class Board:

@@ -55,7 +55,7 @@ def train(
 ) -> None:
     """Train into the run folder `out`, from its checkpoint if there is one.
 
-    Raises `Interrupted` when asked to stop (Ctrl-C, SIGTERM), after writing a checkpoint.
+    Raises `Interrupted` when asked to stop (Ctrl-C, SIGTERM, SIGHUP), after writing a checkpoint.
 
     Example:
         >>> recipe = covprop.train.load("digits/gaussian-0.25")     # doctest: +SKIP

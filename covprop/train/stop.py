@@ -18,9 +18,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Within this context Ctrl-C and SIGTERM are only noted; a second one acts at once.
+    """Within this context Ctrl-C, SIGTERM and SIGHUP are only noted; a second one acts at once.
 
-    So does a SIGTERM before the first step has `stepped`: there is nothing to save yet, and as the
+    A closed terminal sends SIGHUP, unless it is to be ignored (`nohup`). So a SIGTERM or SIGHUP
+    before the first step has `stepped` acts at once too: there is nothing to save yet, and as the
     compiler's processes get the signal too, that step might wait for them for ever.
     """
 
@@ -31,14 +32,15 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._before[signum] = signal.signal(signum, self._note)
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._note)
         return self
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
-        if signum == signal.SIGTERM and not self.stepped:
+        if signum != signal.SIGINT and not self.stepped:
             signal.raise_signal(signum)
 
     def __exit__(self, *exception: object) -> None:

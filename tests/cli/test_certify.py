@@ -60,6 +60,29 @@ def test_an_own_set_that_changed_is_another(cli: Cli, run_folder: Path, tmp_path
     assert "estimated.tsv is for other images and was not compared" in err
 
 
+def test_an_own_set_that_was_moved_is_the_same(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
+    digits = data.load("digits", "test")
+    own, config = tmp_path / "own.npz", run_folder / "config.toml"
+    np.savez(own, images=digits.images.numpy(), labels=digits.labels.numpy())
+    config.write_text(config.read_text().replace('"digits"', f'"{own}"'))
+    few = ("estimate", run_folder, "--estimator", "linearized", "--max", 4)
+    assert cli("certify", run_folder, *QUICK)[0] == cli(*few)[0] == 0
+    before = (run_folder / "certify_sigma_0.25.tsv").read_text()
+    own.rename(tmp_path / "moved.npz")
+    for verb in ("certify", "predict", "estimate", "inspect", "explore"):
+        code, _, err = cli(verb, run_folder)
+        said = f"{own}, the data of {run_folder}, is not there; put it back, or write where it is "
+        assert (code, f"{said}now as data.name into {config}." in err) == (2, True), err
+    assert cli("export", run_folder)[0] == 0
+    config.write_text(config.read_text().replace("own.npz", "moved.npz"))
+    code, _, err = cli("certify", run_folder, *QUICK, "--max", 10)
+    assert code == 0, err
+    assert (run_folder / "certify_sigma_0.25.tsv").read_text().startswith(before)
+    assert cli(*few[:2], "--estimator", "sampled", "--max", 4)[0] == 0
+    assert len((run_folder / "estimated.tsv").read_text().splitlines()) == 9  # the earlier too
+    assert "warning" not in cli("report", run_folder)[2]
+
+
 def test_an_own_set_is_known_by_its_full_path(
     cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,22 @@ def test_code_that_changed_since_training_is_told_and_makes_another_log(
     assert (code, "warning" in err) == (0, False)
 
 
+def test_code_that_was_moved_is_to_be_written_into_the_config(
+    cli: Cli, own_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").rename(tmp_path / "moved.py")
+    for verb in ("certify", "estimate", "predict", "export", "inspect"):
+        code, _, err = cli(verb, own_run)
+        assert (code, f"{tmp_path}/net.py, the model of {own_run}, is not there; put" in err) == (
+            2,
+            True,
+        )
+    config = own_run / "config.toml"
+    config.write_text(config.read_text().replace("net.py", "moved.py"))
+    code, _, err = cli("certify", own_run, *QUICK)
+    assert (code, "warning" in err) == (0, False), err
+
+
 def test_runs_and_logs_from_before_code_was_kept_go_on(
     cli: Cli, own_run: Path, tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def test_weights_of_another_model(tmp_path: Path, other: nn.Module, message: str
 
 def test_weights_missing_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match=r"no weights at .*; train the run to its first checkpoint"
+        InvalidInput, match=r"no weights at .*; the same `covprop train` command goes on"
     ):
         checkpoint.load_weights(tmp_path / "model.safetensors", _net())
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")

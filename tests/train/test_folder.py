@@ -120,6 +120,40 @@ def test_a_checkpoint_without_config_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").read_bytes() == b"precious"
 
 
+def test_weights_without_a_checkpoint_are_not_overwritten(tmp_path: Path) -> None:
+    """A finished run may be copied without its state.pt, which nothing but training needs."""
+    folder.claim(tmp_path, CONFIG)
+    (tmp_path / "model.safetensors").write_bytes(b"precious")
+    with pytest.raises(InvalidInput, match=r"no state\.pt, .*; put it back, .*--restart"):
+        folder.claim(tmp_path, CONFIG)
+    (tmp_path / "state.pt").touch()
+    folder.claim(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize("section", ["data", "model", "labels"])
+def test_an_own_file_that_was_moved_is_to_be_written_into_the_config(
+    tmp_path: Path, section: str
+) -> None:
+    key, ending = {"data": ("name", ""), "model": ("name", ":build"), "labels": ("file", "")}[
+        section
+    ]
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.touch()
+    old, new = ({**CONFIG, section: {key: f"{path}{ending}"}} for path in (first, second))
+    folder.claim(tmp_path, old)
+    for remedy in (
+        "continue with the same settings",
+        f"if it was moved, write .*{tmp_path}/config",
+    ):
+        with pytest.raises(InvalidInput, match=f"first.*and now it is.*second.*; {remedy}"):
+            folder.claim(tmp_path, new)
+        if first.exists():
+            first.rename(second)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("first", "second"))
+    folder.claim(tmp_path, new)
+
+
 def test_a_folder_made_for_nothing_goes_with_its_parents(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "digits" / "one"
     (tmp_path / "runs").mkdir()

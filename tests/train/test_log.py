@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,47 @@ def test_the_time_left_fits_a_terminal_of_80_columns() -> None:
     log.close()
     assert re.search(r"-:--:--|\d:\d\d:\d\d", out.getvalue())
     assert "step 5/10" in out.getvalue()
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed, or a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_cannot_be_printed_stops_no_training(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80)
+    log = Log(console, epochs=4, steps=10, done=0)
+    console.file = Gone()
+    log.say("one", "two")
+    log.close()
+    assert log.console is None
+
+
+def test_a_closed_pipe_stops_no_training() -> None:
+    script = """
+import sys
+from rich.console import Console
+from covprop.train.log import Log
+log = Log(Console(), epochs=1, steps=1, done=0)
+log.say("one")
+sys.stdin.read()
+log.say("two")
+print("done", file=sys.stderr)
+"""
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "one\n"
+        run.stdout.close()
+        run.stdin.close()
+        assert run.stderr.read() == "done\n"
+    assert run.returncode == 0
 
 
 def test_a_file_gets_plain_lines_only() -> None:

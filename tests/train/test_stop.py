@@ -11,7 +11,7 @@ import pytest
 from covprop.train.stop import Interrupted, StopRequest
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_noted_and_handlers_come_back(signum: int) -> None:
     before = signal.getsignal(signum)
     with StopRequest() as stop:
@@ -31,21 +31,32 @@ def test_the_second_ctrl_c_acts_at_once() -> None:
 
 
 @pytest.mark.parametrize("stepped", [False, True])
-def test_sigterm_acts_at_once_while_no_step_is_done(stepped: bool) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_acts_at_once_while_no_step_is_done(stepped: bool, signum: int) -> None:
     """Whether the first step ends is not known then: what it waits for may be gone."""
     script = f"""
-import os, signal
+import os
 from covprop.train.stop import StopRequest
 with StopRequest() as stop:
     stop.stepped = {stepped}
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("noted", stop.signum == signal.SIGTERM, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), {signum})
+    print("noted", stop.signum == {signum}, flush=True)
+    os.kill(os.getpid(), {signum})
     print("never", flush=True)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGTERM
+    assert done.returncode == -signum
     assert done.stdout == ("noted True\n" if stepped else "")
+
+
+def test_a_closed_terminal_is_still_nothing_to_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signum == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_threads_that_may_not_catch_signals_can_train() -> None:
