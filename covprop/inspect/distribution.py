@@ -121,8 +121,6 @@ def _middle(value: Tensor) -> Tensor:
 def _choose(channels: tuple[int, int] | None, draws: Array, layer: Layer) -> tuple[int, int]:
     if channels is None:
         most = np.argsort(-draws.var(0), kind="stable")[:2]
-        if len(most) < 2:
-            raise InvalidInput(f"{layer.name} has a single channel; choose another layer.")
         return int(most.min()), int(most.max())
     if not all(0 <= c < draws.shape[1] for c in channels) or channels[0] == channels[1]:
         raise InvalidInput(

@@ -81,10 +81,7 @@ def explain(operation: Any, target: Any = None) -> tuple[str, str]:
 
     `target` is the module itself, if it is one: `covprop.fix` does not mend all of a type.
     """
-    try:
-        known = REASONS.get(operation)
-    except TypeError:
-        known = None
+    known = REASONS.get(operation)
     if known and isinstance(target, nn.Module) and repair(target) is None:
         known = BY_HAND.get(known, known)
     return known or (

@@ -139,10 +139,7 @@ def rule(
 
 def find(operation: Operation) -> Rule | None:
     """The rule of an operation, by exact type; None where there is none."""
-    try:
-        return _RULES.get(operation)
-    except TypeError:  # not hashable: certainly not registered
-        return None
+    return _RULES.get(operation)
 
 
 def has_rule(module: nn.Module) -> bool:
