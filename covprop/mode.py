@@ -80,7 +80,9 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def called_with(model: nn.Module, instead: Mapping[Tensor, Tensor], *arguments: Any) -> Any:
+def called_with(
+    model: nn.Module, instead: Mapping[Tensor, Tensor], *arguments: Any, **options: Any
+) -> Any:
     """What a model returns with other tensors in the place of its parameters and buffers.
 
     torch's functional_call alone would replace the tensors of a module with two names twice, and
@@ -92,4 +94,4 @@ def called_with(model: nn.Module, instead: Mapping[Tensor, Tensor], *arguments: 
         tensor([6.])
     """
     given = {name: instead[value] for name, value in tensors_of(model).items() if value in instead}
-    return torch.func.functional_call(model, given, arguments, tie_weights=False)
+    return torch.func.functional_call(model, given, arguments, options, tie_weights=False)

@@ -10,21 +10,23 @@ from torch import nn
 
 from covprop.mode import copied
 from covprop.propagate.inputs import check_shape
+from covprop.propagate.plans import Plans
 from covprop.propagate.repairs import called, repair, why_not
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build, check_module
+from covprop.propagate.trace import check_module
 
 
 def check(model: nn.Module, input_shape: Sequence[int]) -> None:
     """Raise `UnsupportedModel` listing every operation that cannot be propagated.
 
     Each fault names the module or node, the source line, the reason and the remedy. The model is
-    not run and not changed.
+    not run and not changed. In training mode it is checked for evaluation too; in evaluation mode,
+    what it does in training only is an error once it is trained.
 
     Example:
         >>> check(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), input_shape=(1, 2, 2))
     """
-    build(model, check_shape(input_shape), PAPER)
+    Plans(model, check_shape(input_shape), PAPER)
 
 
 def fix(model: nn.Module, log: Callable[[str], None] = print) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,3 +119,10 @@ def source_line(node: fx.Node) -> str:
         if not match["file"].startswith(_NOT_USERS):
             found = f"{match['file']}:{match['line']}"
     return found
+
+
+def failed_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that an error came through, as file:line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_USERS)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
-from covprop.mode import called_with
+from covprop.mode import called_with, tensors_of
 from covprop.propagate.faults import Fault, explain
 from covprop.propagate.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
@@ -25,6 +25,7 @@ NOT_REAL = (
 )
 MADE = {
     *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
+    *(torch.rand_like, torch.randn_like),
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 }
 """Functions that read a tensor's type and device, but none of its values."""
@@ -247,6 +248,7 @@ def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
         )
         for step in steps
         if step.operation is nn.functional.batch_norm
+        and step.random  # of weights it is a way to standardise them
         and not seen.model.training
         and option(step.layer(seen.values), 5, "training", False)
     ]
@@ -268,6 +270,12 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape[1:]) if isinstance(value, Tensor) and value.ndim else ()
 
 
+def float_type(model: nn.Module) -> torch.dtype:
+    """The type of the model's weights, and of its images."""
+    state = (*model.parameters(), *model.buffers())
+    return next((value.dtype for value in state if value.is_floating_point()), torch.float32)
+
+
 def look(
     model: nn.Module, steps: list[Step], input_shape: tuple[int, ...], settings: Settings,
     batch: int,
@@ -275,10 +283,8 @@ def look(
     """Interpret the steps on meta tensors for one batch size."""
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
     seen = Look(model, steps, abstract)
-    state = dict.fromkeys((*model.parameters(), *model.buffers()))
-    on_meta = {value: value.detach().to("meta") for value in state}
-    dtype = next((v.dtype for v in state if v.is_floating_point()), torch.float32)
-    x = torch.empty(batch, *input_shape, device="meta", dtype=dtype)
+    on_meta = {value: value.detach().to("meta") for value in tensors_of(model).values()}
+    x = torch.empty(batch, *input_shape, device="meta", dtype=float_type(model))
     try:
         called_with(seen, on_meta, x)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

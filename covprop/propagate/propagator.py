@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput, UnsupportedModel
+from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian, Moments
 from covprop.logits import as_logits
-from covprop.mode import switched
-from covprop.names import nearest
 from covprop.pixels import check_sigma
 from covprop.propagate.inputs import check_images, check_momentum, check_shape, type_named
 from covprop.propagate.links import check_links
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
+from covprop.propagate.plans import Plans, check_same_steps
 from covprop.propagate.settings import PAPER, Settings, check_settings
-from covprop.propagate.trace import build
-
-
-def plans(model: nn.Module, shape: tuple[int, ...], settings: Settings) -> dict[bool, Plan]:
-    """The plans by `model.training`: one and the same, unless forward branches on `self.training`,
-    where a trace sees only one branch."""
-    own = build(model, shape, settings)
-    with switched(model, not model.training):
-        other = build(model, shape, settings)
-    check_names(own, settings)
-    same = [a.args == b.args and a.kwargs == b.kwargs and a.target is b.target
-            for a, b in zip(own.steps, other.steps, strict=False)]  # fmt: skip
-    if len(own.steps) == len(other.steps) and all(same):
-        other = own
-    return {model.training: own, not model.training: other}
-
-
-def check_names(plan: Plan, settings: Settings) -> None:
-    """Refuse names in a mapping of r_max that are no layers: they would be ignored."""
-    if isinstance(settings.r_max, Mapping):
-        names = [step.name for step in plan.steps if step.rule is not None]
-        for name in settings.r_max:
-            if name not in names:
-                raise InvalidInput(
-                    f"r_max names {name}, which is no layer{nearest(name, names)}; "
-                    f"the model has {', '.join(names)}."
-                )
-
-
-def check_same_steps(one: Plan, other: Plan) -> None:
-    """Refuse plans with different steps: what is measured in evaluation is used in training."""
-    steps = [[(step.name, step.channels) for step in plan.steps] for plan in (one, other)]
-    if steps[0] != steps[1]:
-        raise UnsupportedModel(
-            "calibrated=True needs a forward that runs the same layers in training and in "
-            "evaluation; this one asks self.training for other ones."
-        )
 
 
 def _note_calibrations(module: nn.Module, incompatible: object) -> None:
@@ -108,13 +70,13 @@ class Propagator(nn.Module):
         self._in_half = settings.but(products="bfloat16") if auto else settings
         self.input_shape = check_shape(input_shape)
         self.calibrated = calibrated
-        self.plans = plans(model, self.input_shape, settings)
+        self.plans = Plans(model, self.input_shape, settings)
         self.r_max: dict[str, float] | None = None
         self._frozen: tuple[list[Tensor | None], Tensor] | None = None
         self._parts: dict[bool, Parts] | None = None
         self._measured = False  # host-side copy of calibrations > 0
         if calibrated:
-            check_same_steps(*self.plans.values())
+            check_same_steps(self.plans[False], self.plans[True])
             device = next(model.parameters(), torch.empty(0)).device
             self.register_buffer("calibrations", torch.tensor(0, device=device))
             for slot, step in enumerate(self.plan.steps, start=1):
@@ -178,7 +140,7 @@ class Propagator(nn.Module):
         """
         if self.overlaps():
             device = next(self.model.parameters()).device
-            self._parts = {mode: Parts(plan, device) for mode, plan in self.plans.items()}
+            self._parts = {mode: Parts(plan, device) for mode, plan in self.plans.known.items()}
         else:
             super().compile(*args, **options)
 
@@ -226,7 +188,7 @@ class Propagator(nn.Module):
         """
         self._check(x)
         r_max: dict[str, float] = {}
-        for plan in {id(plan): plan for plan in self.plans.values()}.values():
+        for plan in {id(plan): plan for plan in self.plans.known.values()}.values():
             found = measure(plan, self.model, x, self.sigma, samples)
             between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
             for slot in found:  # the largest value, if a layer is used more than once

@@ -13,14 +13,20 @@ from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import attributes_kept
-from covprop.propagate.faults import source_line, unsupported
+from covprop.propagate.faults import failed_line, source_line, unsupported
 from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
 from covprop.propagate.links import links_of
-from covprop.propagate.look import batch_dependent, hidden_writes, look, normed_by_the_batch
+from covprop.propagate.look import (
+    batch_dependent,
+    float_type,
+    hidden_writes,
+    look,
+    normed_by_the_batch,
+)
 from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
-from covprop.propagate.registry import has_rule
 from covprop.propagate.rules.shape import piece
 from covprop.propagate.settings import Settings
+from covprop.propagate.tracer import Tracer, no_logits, nothing_drawn
 
 # In-place operations run out of place: their input may be needed by a backward pass.
 OUT_OF_PLACE: dict[Any, Any] = {
@@ -52,34 +58,6 @@ SPLITS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split, *UNB
 """Functions with several results. A step has one, so each result becomes a step: `piece_of`."""
 
 
-class _Tracer(fx.Tracer):
-    """Traces into the user's blocks; a module that has a rule is one step.
-
-    `defaults` are the values of forward's arguments after the image. They are filled in here,
-    since fx's own concrete_args would flatten tuples, lists and dicts, and forward's result too.
-    """
-
-    def __init__(self, defaults: dict[str, Any]) -> None:
-        super().__init__()
-        self.record_stack_traces = True
-        self.defaults = defaults
-        self.called: list[nn.Module] = []
-
-    def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
-        function, arguments = super().create_args_for_root(root_fn, is_module)
-        rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
-        return function, [*arguments[:2], *rest]
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return has_rule(m) or super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(self, m: nn.Module, *call: Any) -> Any:
-        if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
-            m, call = inner, (inner.forward, *call[1:])
-        self.called.append(m)
-        return super().call_module(m, *call)
-
-
 def check_module(model: nn.Module) -> None:
     """Refuse anything but a module, and TorchScript, which torch.fx cannot trace."""
     if not isinstance(model, nn.Module):
@@ -91,22 +69,29 @@ def check_module(model: nn.Module) -> None:
         )
 
 
-def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
+UNTRACEABLE = {
+    "'len' is not supported": "write x.shape[0] for the len(x) of a batch",
+    "module is not installed as a submodule": "keep layers that stand in a list or a dict in an "
+    "nn.ModuleList or an nn.ModuleDict",
+    "does not support item assignment": "put the parts together by torch.cat instead of writing "
+    "them into a tensor",
+}
+"""What torch.fx says, in part, and what to do then."""
+ANYTHING_ELSE = (
+    "move control flow that depends on the data out of forward, or make the block a module with "
+    "its own rule (covprop.rule)"
+)
+
+
+def trace(
+    model: nn.Module, input_shape: tuple[int, ...]
+) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
     """The model's fx graph, the tensors that forward creates, and all modules it calls.
 
     Arguments of forward after the first take their defaults. fx leaves the tensors on the model as
     attributes; they are removed from it, as is whatever forward keeps.
     """
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise UnsupportedModel(
-            f"{type(model).__name__} hides the network from torch.fx: give its .module, and wrap "
-            "the propagator in its place."
-        )
-    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        raise UnsupportedModel(
-            f"{type(model).__name__} has lazy layers whose sizes are not known yet: run it on a "
-            "batch of images once."
-        )
+    check_traceable(model)
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     needed = [
         p.name for p in parameters
@@ -118,22 +103,35 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any], list[nn.Module]]:
             "give them defaults, or wrap the model in a module that takes the image alone."
         )
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    tracer = _Tracer(defaults)
+    tracer = Tracer(defaults, torch.empty(input_shape, device="meta", dtype=float_type(model)))
     try:
-        with attributes_kept(model) as made:
+        with attributes_kept(model) as made, nothing_drawn(model):
             graph = tracer.trace(model)
+    except UnsupportedModel:
+        raise
     except Exception as error:
-        first = first_line(error)
-        if first.startswith("'len' is not supported"):
-            raise UnsupportedModel(
-                f"torch.fx cannot trace len(x) in {type(model).__name__}; write x.shape[0] for it."
-            ) from error
+        first, where = first_line(error), failed_line(error)
+        place = f" at {where}" if where else ""
+        remedy = next((UNTRACEABLE[part] for part in UNTRACEABLE if part in first), ANYTHING_ELSE)
         raise UnsupportedModel(
-            f"torch.fx cannot trace {type(model).__name__} ({first}): move control flow that "
-            "depends on the data out of forward, or make the block a module with its own rule "
-            "(covprop.rule)."
+            f"torch.fx cannot trace {type(model).__name__}{place} ({first}): {remedy}."
         ) from error
     return graph, made, tracer.called
+
+
+def check_traceable(model: nn.Module) -> None:
+    """Refuse a network in DataParallel or its like, and layers without sizes."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UnsupportedModel(
+                f"{type(module).__name__}{f' ({name})' if name else ''} hides the network from "
+                "torch.fx: give its .module, and wrap the propagator in its place."
+            )
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has lazy layers whose sizes are not known yet: run it on a "
+            "batch of images once."
+        )
 
 
 def target_of(node: fx.Node, modules: dict[str, nn.Module], made: dict[str, Any]) -> Any:
@@ -256,7 +254,7 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     check_module(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     refuse_hooked_weights(model)
-    graph, made, called = trace(model)
+    graph, made, called = trace(model, input_shape)
     steps, output = flatten_graph(model, graph, made)
     two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
     faults = [*two.faults, *hidden_writes(steps, two.values, output)]
@@ -264,10 +262,7 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
         raise unsupported(type(model).__name__, faults)
     logits = two.values[output] if output >= 0 else None
     if not isinstance(logits, Tensor) or two.covs[output] is None or logits.ndim != 2:
-        raise UnsupportedModel(
-            f"{type(model).__name__} must return one tensor of logits [batch, classes] computed "
-            "from its input; wrap it in a module that does."
-        )
+        raise no_logits(model)
     if faults := root_hooks(model, two.values[0], logits):
         raise unsupported(type(model).__name__, faults)
     done = [

@@ -60,7 +60,11 @@ def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) 
         return cov * factor.reshape(()) ** 2
     while factor.ndim > len(shape):
         if factor.shape[0] != 1:
-            raise Unsupported("the factor differs between the images of a batch", "drop it")
+            raise Unsupported(
+                "the factor differs between the images of a batch",
+                "drop it; for depth dropped at random call model.eval(), or give that block a rule "
+                "(covprop.rule)",
+            )
         factor = factor[0]
     if factor.ndim < len(shape) or factor.shape[0] * factor.numel() != factor.shape[0] ** 2:
         raise Unsupported(

@@ -1,0 +1,210 @@
+"""Trace a forward with torch.fx, at sizes that are known.
+
+Beside its node, every value of the trace has what it would be for a batch of two images and for one
+of three, on meta tensors. Sizes that are the same for both are plain numbers to forward, so that it
+may compute and branch with them; the size of the batch stays symbolic.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from covprop.errors import UnsupportedModel
+from covprop.mode import called_with, tensors_of
+from covprop.propagate.hooks import has_hooks
+from covprop.propagate.registry import has_rule
+
+BATCHES = (2, 3)
+SEEN = "covprop"
+"""Where a node keeps its values for BATCHES; it has none where they could not be computed."""
+
+
+class Sizes(tuple):
+    """Sizes of a tensor, plain numbers but for those that depend on the batch."""
+
+    def numel(self) -> Any:
+        """Their product, as of torch.Size."""
+        return functools.reduce(operator.mul, self, 1)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return Sizes(found) if isinstance(key, slice) else found
+
+
+class Value(fx.Proxy):
+    """A value of the trace; its sizes are numbers where they are known."""
+
+    def _seen(self) -> Tensor | None:
+        """What the value is for the first of BATCHES, if it is a tensor of known dimensions."""
+        pair = self.node.meta.get(SEEN, (None, None))
+        tensors = all(isinstance(value, Tensor) for value in pair)
+        return pair[0] if tensors and pair[0].ndim == pair[1].ndim else None
+
+    def size(self, dim: Any = None) -> Any:
+        seen = self._seen()
+        if seen is None or not (dim is None or isinstance(dim, int)):
+            return super().__getattr__("size")(*(() if dim is None else (dim,)))
+        if dim is None:
+            return Sizes(self.size(i) for i in range(seen.ndim))
+        one, other = (value.size(dim) for value in self.node.meta[SEEN])
+        return one if one == other else super().__getattr__("size")(dim)
+
+    @property
+    def shape(self) -> Any:
+        return super().__getattr__("shape") if self._seen() is None else self.size()
+
+    def dim(self) -> Any:
+        seen = self._seen()
+        return super().__getattr__("dim")() if seen is None else seen.ndim
+
+    ndimension = dim
+
+    @property
+    def ndim(self) -> Any:
+        return super().__getattr__("ndim") if self._seen() is None else self.dim()
+
+
+class Tracer(fx.Tracer):
+    """Traces into the user's blocks; a module that has a rule is one step.
+
+    `defaults` are the values of forward's arguments after the image. They are filled in here,
+    since fx's own concrete_args would flatten tuples, lists and dicts, and forward's result too.
+    Buffers are read in the trace, as parameters are: what forward computes of them, and writes
+    into them, would else be done once, with the model's own.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, defaults: dict[str, Any], image: Tensor) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self.defaults = defaults
+        self.images = tuple(image.new_empty(batch, *image.shape) for batch in BATCHES)
+        self.called: list[nn.Module] = []
+        self.aside = False  # fx sees all modules that are called, also those run on meta tensors
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
+        function, arguments = super().create_args_for_root(root_fn, is_module)
+        arguments[1].node.meta[SEEN] = self.images
+        rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
+
+        def returning(*values: Any) -> Any:
+            if not isinstance(made := function(*values), fx.Proxy):
+                raise no_logits(self.root, f", not a {type(made).__name__}")
+            return made
+
+        return returning, [*arguments[:2], *rest]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return has_rule(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, *call: Any) -> Any:
+        if self.aside:
+            forward, args, kwargs = call
+            return forward(*args, **kwargs)
+        if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
+            m, call = inner, (inner.forward, *call[1:])
+        self.called.append(m)
+        return super().call_module(m, *call)
+
+    def getattr(self, attr: str, attr_val: Any, *cache: Any) -> Any:
+        return attr_val if self.aside else super().getattr(attr, attr_val, *cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return Value(node, self)
+
+    def create_node(self, *given: Any, **options: Any) -> fx.Node:
+        node = super().create_node(*given, **options)
+        self.aside = True
+        try:
+            node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
+        except Exception:
+            node.meta.pop(SEEN, None)
+        finally:
+            self.aside = False
+        return node
+
+    def _value(self, node: fx.Node, which: int) -> Any:
+        """What a node is for one of the batches; any error says that this is not known."""
+        if node.op == "get_attr":
+            value = functools.reduce(getattr, str(node.target).split("."), self.root)
+            return value.detach().to("meta") if isinstance(value, Tensor) else value
+        refer: Any = lambda arg: arg.meta[SEEN][which]  # noqa: E731  (map_arg's type is narrower)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), refer)
+        if node.op == "call_module":
+            layer = self.root.get_submodule(str(node.target))
+            if has_hooks(layer):  # not to be called more often than needed
+                raise LookupError
+            on_meta = {value: value.detach().to("meta") for value in tensors_of(layer).values()}
+            value = called_with(layer, on_meta, *args, **kwargs)
+        elif node.op == "call_method":
+            value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        elif node.op == "call_function":
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        else:
+            raise LookupError
+        return value.to("meta") if isinstance(value, Tensor) else value
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Branches on two sizes of the batch, and on what weights and buffers alone decide."""
+        node = obj.node
+        if node.target in (operator.eq, operator.ne) and len(node.all_input_nodes) == 2:
+            one, other = (arg.meta.get(SEEN) for arg in node.all_input_nodes)
+            if one is not None and one == other and isinstance(one[0], int):
+                return node.target is operator.eq
+        self.aside = True
+        try:
+            return bool(self._constant(node))
+        except LookupError:
+            return super().to_bool(obj)
+        finally:
+            self.aside = False
+
+    def _constant(self, node: fx.Node) -> Any:
+        """A value that weights and buffers alone decide, else LookupError."""
+        if node.op == "get_attr":
+            return functools.reduce(getattr, str(node.target).split("."), self.root)
+        if node.op not in ("call_function", "call_method") or str(node.target).endswith("_"):
+            raise LookupError
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._constant)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def no_logits(model: nn.Module, but: str = "") -> UnsupportedModel:
+    """The error about a model that returns something else."""
+    return UnsupportedModel(
+        f"{type(model).__name__} must return one tensor of logits [batch, classes] computed from "
+        f"its input{but}; wrap it in a module that does."
+    )
+
+
+@contextmanager
+def nothing_drawn(model: nn.Module) -> Iterator[None]:
+    """Refuse a forward that draws random numbers of its own: the trace would keep the first."""
+    before = _random_state()
+    yield
+    if _random_state() != before:
+        mode = "training" if model.training else "evaluation"
+        raise UnsupportedModel(
+            f"{type(model).__name__}.forward draws random numbers in {mode} that a trace would "
+            "keep for all passes (random.random(), torch.rand(1)): make the block that draws them "
+            "a module with its own rule (covprop.rule)"
+            + (", or call model.eval()." if model.training else ".")
+        )
+
+
+def _random_state() -> tuple[Any, ...]:
+    """Where the generators of torch, Python and numpy are."""
+    numpy_state = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), str(numpy_state)
