@@ -39,7 +39,8 @@ WRAPPINGS = {
 STATES = ("state_dict", "net", "model", "model_state_dict")
 NORMALIZED = {"net": False}
 """Layouts that say by their name whether pixels are normalised."""
-FORMATS = ("safetensors", "onnx", "cohen")
+FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "cohen": ".pth.tar"}
+"""Formats to export to, and how their files end."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,13 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def ending(to: str) -> str:
+    """How the files of a format end, or one sentence if there is no such format."""
+    if to not in FORMATS:
+        raise InvalidInput(f'There is no format "{to}"; choose one of {", ".join(FORMATS)}.')
+    return FORMATS[to]
+
+
 def export(
     model: nn.Module,
     path: Path,
@@ -142,16 +150,15 @@ def export(
     image_shape: tuple[int, int, int],
 ) -> None:
     """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
+    ending(to)  # refuses a format that there is not
     if to == "safetensors":
         save_weights(path, model)
     elif to == "cohen":
         buffer = io.BytesIO()
         torch.save({"arch": arch, "state_dict": _cohen_state(model)}, buffer)
         write(path, buffer.getvalue())
-    elif to == "onnx":
-        write(path, _onnx(model, image_shape))
     else:
-        raise InvalidInput(f'There is no format "{to}"; choose one of {", ".join(FORMATS)}.')
+        write(path, _onnx(model, image_shape))
 
 
 def _unpickle(path: Path) -> Any:

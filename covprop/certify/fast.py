@@ -74,11 +74,12 @@ def settle(
     how: Sampling,
     samples: int,
 ) -> Iterator[list[Image]]:
-    """Images as `procedure` is done with them; `samples` is about how many it takes in all."""
+    """Images as `procedure` is done with them; `samples` is about how many it takes in all.
+
+    The source holds one image at least.
+    """
     images = checked(source, how.value_range)
-    first = next(images, None)
-    if first is None:
-        return
+    first = next(images)
     with opened(model, first[1], how, samples) as engine:
         yield from run(engine, chain([first], images), procedure, how.seed)
 

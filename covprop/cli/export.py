@@ -7,8 +7,6 @@ import typer
 
 from covprop.cli import options
 
-SUFFIX = {"safetensors": ".safetensors", "onnx": ".onnx", "cohen": ".pth.tar"}
-
 
 def export(
     run: options.RunArgument,
@@ -36,11 +34,9 @@ def export(
     from covprop.cli.subject import open_subject
     from covprop.errors import InvalidInput
 
-    if to not in checkpoints.FORMATS:
-        known = ", ".join(checkpoints.FORMATS)
-        raise InvalidInput(f'There is no format "{to}"; choose one of {known}.')
+    end = checkpoints.ending(to)
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    path = file or subject.folder / f"{subject.stem}export{SUFFIX[to]}"
+    path = file or subject.folder / f"{subject.stem}export{end}"
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
     checkpoints.export(

@@ -9,8 +9,6 @@ from typing import Any
 from covprop.inspect.figures import Cell, Exhibit
 from covprop.report.page import filled
 
-TYPES = {"csv": "text/csv", "png": "image/png", "svg": "image/svg+xml"}
-
 
 def render(exhibits: Sequence[Exhibit], title: str, lead: str) -> str:
     """The page as text; figures and data stand in it as data addresses."""
@@ -23,26 +21,26 @@ def render(exhibits: Sequence[Exhibit], title: str, lead: str) -> str:
 
 
 def _shown(exhibit: Exhibit) -> dict[str, Any]:
-    files = {name: address(name, content) for name, content in exhibit.files.items()}
-    numeric = [
-        all(cell is None or not isinstance(cell, str) for cell in column)
-        for column in zip(*exhibit.rows, strict=True)
-    ]
+    data = f"{exhibit.name}.csv"
+    picture = exhibit.files.get(f"{exhibit.name}.svg")
     return {
         "name": exhibit.name,
         "title": exhibit.title,
         "caption": exhibit.caption,
-        "picture": files.get(f"{exhibit.name}.svg"),
+        "picture": address("image/svg+xml", picture) if picture else None,
         "columns": exhibit.columns,
         "rows": [[text(c) for c in row] for row in exhibit.rows] if exhibit.tabulated else [],
-        "numeric": numeric,
-        "files": [(name, files[name]) for name in (f"{exhibit.name}.csv",)],
+        "numeric": [
+            not any(isinstance(cell, str) for cell in column)
+            for column in zip(*exhibit.rows, strict=True)
+        ],
+        "file": data,
+        "data": address("text/csv", exhibit.files[data]),
     }
 
 
-def address(name: str, content: bytes) -> str:
-    """A file as an address that holds it."""
-    kind = TYPES[name.rpartition(".")[2]]
+def address(kind: str, content: bytes) -> str:
+    """A file of this type as an address that holds it."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
