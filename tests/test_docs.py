@@ -9,6 +9,7 @@ import re
 import shlex
 import types
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import covprop
+from covprop.methods import METHODS
 from covprop.propagate import registry
 from covprop.propagate.faults import REASONS
 from covprop.propagate.rules.shape import piece
@@ -34,9 +36,13 @@ def names(paths: list[Path]) -> list[str]:
 
 
 @pytest.fixture
-def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples register rules; they are gone again afterwards."""
+def own_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Examples register rules and methods; they are gone again afterwards."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
 
 
 def code_blocks(text: str) -> list[tuple[int, str]]:

@@ -153,7 +153,9 @@ def layers(
 def certify(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run folder; without it an untrained model.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="A run folder; without it an untrained model.", show_default=False
+        ),
     ] = None,
     model: benching.Model = "preact_resnet18",
     width: benching.Width = None,
@@ -227,7 +229,7 @@ def certify(
 
 @app.command("truth")
 def truth(
-    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     images: Annotated[int, typer.Option(help="How many test images.")] = 64,
     samples: Annotated[int, typer.Option(help="Monte Carlo samples an image.")] = 1000,
     sigma: Annotated[

@@ -12,7 +12,7 @@ def export(
     run: options.RunArgument,
     file: Annotated[
         Path | None,
-        typer.Argument(help="The file to write.", show_default="RUN/export.…"),
+        typer.Argument(metavar="FILE", help="The file to write.", show_default="RUN/export.…"),
     ] = None,
     to: Annotated[str, typer.Option(help="safetensors, onnx or cohen.")] = "safetensors",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,

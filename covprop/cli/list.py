@@ -30,10 +30,10 @@ class Kind(enum.StrEnum):
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.", show_default=False)],
     word: Annotated[
         str | None,
-        typer.Argument(help="Only names that contain this.", show_default=False),
+        typer.Argument(metavar="WORD", help="Only names that contain this.", show_default=False),
     ] = None,
 ) -> None:
     """List what can be named on the command line and in recipes.

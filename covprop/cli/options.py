@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 RunArgument = Annotated[
-    Path, typer.Argument(help="A run folder, or a checkpoint file.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", help="A run folder, or a checkpoint file.", show_default=False),
 ]
 Sigma = Annotated[
     float | None,

@@ -19,7 +19,7 @@ def predict(
     run: options.RunArgument,
     pictures: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[IMAGE]...", help="Image files; without, the data set's images."),
+        typer.Argument(metavar="IMAGE", help="Image files; without, the data set's images."),
     ] = None,
     sigma: options.Sigma = None,
     n: options.Samples = 100_000,

@@ -10,7 +10,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN|TSV...",
+            metavar="RUN|TSV",
             help="Run folders, folders that hold runs, or certification logs in Cohen's format.",
             show_default=False,
         ),

@@ -21,6 +21,7 @@ def _shipped(incomplete: str) -> list[str]:
 Recipe = Annotated[
     str,
     typer.Argument(
+        metavar="RECIPE",
         help="A recipe file, or the name of a shipped recipe.",
         autocompletion=_shipped,
         show_default=False,

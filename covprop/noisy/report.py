@@ -79,7 +79,10 @@ def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     The best epoch is not among the numbers: choosing it takes the test labels.
     """
     if not rows:
-        raise InvalidInput("The run has no finished epoch to judge; train it first.")
+        raise InvalidInput(
+            "The run has no finished epoch in metrics.jsonl to judge; put that file back, or train "
+            "anew with --restart."
+        )
     late = [row for row in rows[-LAST:] if row.get("test_accuracy_clean") is not None]
     values = np.array([row["test_accuracy_clean"] for row in late])
     return {

@@ -17,6 +17,24 @@ def test_the_version(cli: Callable[..., tuple[int, str, str]]) -> None:
     assert cli("--version") == (0, f"covprop {covprop.__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [
+        (("train",), "RECIPE"),
+        (("certify",), "RUN"),
+        (("predict",), "IMAGE]..."),
+        (("report",), "RUN|TSV"),
+        (("bench", "truth"), "RUN"),
+    ],
+)
+def test_help_calls_an_argument_as_its_examples_do(
+    cli: Callable[..., tuple[int, str, str]], verb: tuple[str, ...], usage: str
+) -> None:
+    line = next(line for line in cli(*verb, "--help")[1].splitlines() if "Usage:" in line)
+    assert usage in line
+    assert ("[[" in line, "......" in line) == (False, False)
+
+
 def test_a_model_beyond_all_memory_is_one_sentence(
     cli: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -133,7 +133,10 @@ def test_accuracy_is_that_of_the_last_ten_epochs() -> None:
     for row in rows[::2]:
         del row["test_accuracy_clean"]
     assert accuracy(rows)["epochs_averaged"] == 5
-    with pytest.raises(InvalidInput, match="no finished epoch"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"no finished epoch in metrics\.jsonl .*; put that file back, .*--restart",
+    ):
         accuracy([])
 
 
