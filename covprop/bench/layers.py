@@ -16,6 +16,7 @@ from covprop.bench.step import prepare
 from covprop.bench.subject import SIGMA, Subject
 from covprop.bench.timing import Effort, Timing, interleaved
 from covprop.bench.tricks import capture
+from covprop.propagate.plan import full_precision, stand_in
 from covprop.propagate.propagator import Propagator
 
 FORWARD, SIGMA_PASS, MEAN_PASS, BOTH = (
@@ -183,10 +184,11 @@ def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
     half = subject.precision == "bf16"
     settings = prop.settings.but(products="bfloat16") if half else prop.settings
     with subject.autocast():
-        steps, covs = prop.plan.steps, prop.covariances()
-    values: list[Any] = [None]
-    for step in steps:
-        values.append(step.run(values) if step.fixed else None)
+        steps, covs = prop.plan.steps, prop.covariances()[:1]
+    assert covs[0] is not None
+    values: list[Any] = [stand_in(covs[0], prop.plan.input_shape)]
+    with full_precision(covs[0]):
+        prop.plan.extend_covariances(covs, values, len(steps), settings)
     noisy = {slot: step for slot, step in enumerate(steps, start=1) if step.rule is not None}
     sides: dict[str, Callable[[], object]] = {
         str(slot): no_grad(partial(step.covariance, step.layer(values), covs, values, settings))

@@ -106,8 +106,7 @@ class Look(nn.Module):
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
         if not random or step.operation in MADE or not carries_noise(value):
-            fixed = all(slot > 0 and self.done[slot - 1].fixed for slot in used)
-            return replace(step, fixed=fixed), None
+            return step, None
         given = operands_of(step)
         operands = tuple(
             arg.slot if isinstance(arg, Ref) and arg.slot in random else None for arg in given
@@ -213,30 +212,6 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
     ]
 
 
-def batch_dependent(steps: list[Step], seen: Look) -> list[Fault]:
-    """Steps whose covariance needs a value that changes with the batch, as in `x / x.shape[0]`.
-
-    Σ is computed without a batch: a rule that needs such a value would fail there.
-    """
-    varying = {
-        slot
-        for slot, step in enumerate(steps, start=1)
-        if step.rule is None and not step.fixed and step.size is None
-    }
-    values = [None if slot in varying else value for slot, value in enumerate(seen.values)]
-    faults = []
-    for step in steps:
-        if step.rule is None or varying.isdisjoint(refs((step.args, step.kwargs))):
-            continue
-        try:
-            step.covariance(step.layer(values), seen.covs, values, seen.settings)
-        except (Unsupported, *FAILURES):
-            why = "it computes with the size of the batch, so an image's logits would depend on it"
-            remedy = "take a number there that is the same for every batch"
-            faults.append(Fault(step.name, describe(step.operation), step.where, why, remedy))
-    return faults
-
-
 def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
     """Steps of a network in evaluation that yet normalise an image by the others in its batch."""
     return [
@@ -277,14 +252,13 @@ def float_type(model: nn.Module) -> torch.dtype:
 
 
 def look(
-    model: nn.Module, steps: list[Step], input_shape: tuple[int, ...], settings: Settings,
-    batch: int,
-) -> Look:  # fmt: skip
-    """Interpret the steps on meta tensors for one batch size."""
+    model: nn.Module, steps: list[Step], input_shape: tuple[int, ...], settings: Settings
+) -> Look:
+    """Interpret the steps on meta tensors for a batch of two images."""
     abstract = settings if not isinstance(settings.r_max, str) else settings.but(r_max=0.0)
     seen = Look(model, steps, abstract)
     on_meta = {value: value.detach().to("meta") for value in tensors_of(model).values()}
-    x = torch.empty(batch, *input_shape, device="meta", dtype=float_type(model))
+    x = torch.empty(2, *input_shape, device="meta", dtype=float_type(model))
     try:
         called_with(seen, on_meta, x)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.kernels.half import inverse_of
-from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs
+from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs, stand_in
 from covprop.propagate.settings import Settings
 
 Ready = tuple[list[Deviation], torch.cuda.Event | None]
@@ -127,7 +127,7 @@ class Parts:
 
     def _all_covariances(self, cov: Tensor, settings: Settings) -> tuple[list[Ready], Tensor]:
         covs: tuple[Any, ...] = (cov,)
-        values: tuple[Any, ...] = (None,)
+        values: tuple[Any, ...] = (stand_in(cov, self.plan.input_shape),)
         done: list[Ready] = []
         for part in self.parts:
             covs, values, stds = self.covariances(part, covs, values, settings)

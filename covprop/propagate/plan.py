@@ -66,8 +66,7 @@ class Step:
     out_shape: tuple[int, ...] = ()
     rule: Rule | None = None  # None: the step's value carries no noise
     channels: int = 0  # of the covariance after the step
-    fixed: bool = False  # computed from weights and constants alone, without the image
-    size: Any = None  # a number read off the image's shape, the same for every batch
+    sized: bool = False  # a step without noise reads the size of its value
     frees: tuple[int, ...] = ()  # slots no later step reads
 
     @property
@@ -197,23 +196,25 @@ class Plan:
     ) -> list[Tensor | None]:
         """The covariance of every slot, from the weights and σ alone."""
         covs: list[Tensor | None] = [cov]
-        self.extend_covariances(covs, [None], len(self.steps), settings, correct)
+        values: list[Any] = [stand_in(cov, self.input_shape)]
+        self.extend_covariances(covs, values, len(self.steps), settings, correct)
         return covs
 
     def extend_covariances(
         self, covs: list[Tensor | None], values: list[Any], stop: int, settings: Settings,
         correct: Correct | None = None,
     ) -> None:  # fmt: skip
-        """Continue a covariance pass up to step `stop`; `values` are those without noise."""
+        """Continue a covariance pass up to step `stop`; `values` are those without noise, computed
+        for a batch of one image: what they are for an image does not depend on the batch."""
         for slot in range(len(covs), stop + 1):
             step = self.steps[slot - 1]
             if step.rule is None:
                 covs.append(None)
-                values.append(step.run(values) if step.fixed else step.size)
+                values.append(step.run(values))
                 continue
             out = step.covariance(step.layer(values), covs, values, settings)
             covs.append(correct(slot, out) if correct else out)
-            values.append(None)
+            values.append(stand_in(out, step.out_shape) if step.sized else None)
 
     def logit_covariance(self, cov: Tensor | None) -> Tensor:
         """The output's covariance over classes: logits may be the pixels of a flattened image."""
@@ -286,6 +287,11 @@ class Plan:
                 visit(slot, values[slot])
             for slot_done in step.frees:
                 values[slot_done] = None
+
+
+def stand_in(like: Tensor, shape: tuple[int, ...], batch: int = 1) -> Tensor:
+    """Zeros of a noisy value's shape, for steps that read its size; they take no memory."""
+    return like.new_zeros(()).expand(batch, *shape)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import attributes_kept
+from covprop.propagate.constant import batch_dependent, with_sizes
 from covprop.propagate.faults import failed_line, source_line, unsupported
 from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
 from covprop.propagate.links import links_of
 from covprop.propagate.look import (
-    batch_dependent,
     float_type,
     hidden_writes,
     look,
@@ -256,7 +257,7 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     refuse_hooked_weights(model)
     graph, made, called = trace(model, input_shape)
     steps, output = flatten_graph(model, graph, made)
-    two, three = (look(model, steps, input_shape, settings, batch) for batch in (2, 3))
+    two = look(model, steps, input_shape, settings)
     faults = [*two.faults, *hidden_writes(steps, two.values, output)]
     if faults:
         raise unsupported(type(model).__name__, faults)
@@ -265,20 +266,14 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
         raise no_logits(model)
     if faults := root_hooks(model, two.values[0], logits):
         raise unsupported(type(model).__name__, faults)
-    done = [
-        replace(step, size=same_number(a, b))
-        for step, a, b in zip(two.done, two.values[1:], three.values[1:], strict=True)
-    ]
-    if faults := [*batch_dependent(done, two), *normed_by_the_batch(done, two)]:
+    done = with_sizes(two.done)
+    like = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+    image = torch.empty(input_shape, dtype=float_type(model), device=like.device)
+    if faults := [*batch_dependent(done, two, image), *normed_by_the_batch(done, two)]:
         raise unsupported(type(model).__name__, faults)
     owners = [step.target.owner for step in done if isinstance(step.target, Attribute)]
     links = links_of(model, [*called, *owners])
     return Plan(tuple(free_early(done, output)), output, tuple(input_shape), model, links)
-
-
-def same_number(a: Any, b: Any) -> Any:
-    """A value that is the same for two batch sizes, such as x.size(1); None for others."""
-    return a if not isinstance(a, Tensor) and type(a) is type(b) and a == b else None
 
 
 def free_early(steps: list[Step], output: int) -> list[Step]:

@@ -52,26 +52,22 @@ def common_noise(cov: Tensor, shapes: list[tuple], out_shape: tuple) -> Tensor:
 
 
 def constant_factor(cov: Tensor, factor: Any, shape: tuple, settings: Settings) -> Tensor:
-    """Σ after multiplication by a constant: a number, or one number a channel."""
+    """Σ after multiplication by a constant: a number, or one number a channel or pixel.
+
+    Of factors that differ between pixels the largest of each channel bounds the variances.
+    """
     if not isinstance(factor, Tensor):
         return cov * factor**2
     factor = constant_in(factor, cov, settings)
     if factor.numel() == 1:
         return cov * factor.reshape(()) ** 2
     while factor.ndim > len(shape):
-        if factor.shape[0] != 1:
-            raise Unsupported(
-                "the factor differs between the images of a batch",
-                "drop it; for depth dropped at random call model.eval(), or give that block a rule "
-                "(covprop.rule)",
-            )
-        factor = factor[0]
-    if factor.ndim < len(shape) or factor.shape[0] * factor.numel() != factor.shape[0] ** 2:
-        raise Unsupported(
-            "the factor differs between pixels, so they no longer share one covariance",
-            "use one factor a channel, shaped [C, 1, 1]",
-        )
-    factor = factor.flatten()
+        factor = factor[0]  # the same for all images, else the network was refused
+    if factor.ndim < len(shape):
+        factor = factor.reshape(*(1,) * (len(shape) - factor.ndim), *factor.shape)
+    pixels = factor.flatten(1) if factor.ndim > 1 else factor[:, None]
+    largest = pixels.detach().abs().argmax(1, keepdim=True)
+    factor = pixels.gather(1, largest).flatten() if pixels.shape[1] > 1 else pixels[:, 0]
     if shape[0] == 1:  # one channel, broadcast to as many as there are factors
         return scale_channels(cov.expand(len(factor), len(factor)), factor)
     return scale_channels(cov, factor.expand(shape[0]))

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracles import dense_covariance, relative
+from oracles import dense_covariance, random_covariance, relative
 from torch import Tensor, nn
 
 from covprop import PAPER, Propagator, UnsupportedModel, check
+from covprop.propagate.trace import build
 
 SIGMA = 0.5
 
@@ -124,9 +125,26 @@ def test_flattened_images_of_different_pixel_counts() -> None:
         (lambda a, b: a * b, "product of two random values"),
         (lambda a, b: a / b, "dividing by a random value"),
         (lambda a, b: torch.cat([a, b], 2), "not along the channels"),
-        (lambda a, b: a * torch.ones(3, 2, 2), "differs between pixels"),
     ],
 )
 def test_refusals(function: Callable, reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
         check(Apply(function), (4, 2, 2))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 2), (2, 2), (2,), (1, 3, 2, 2)])
+def test_of_factors_that_differ_between_pixels_the_largest_bounds(shape: tuple[int, ...]) -> None:
+    """Where they are the same for all pixels of a channel, the covariance is exact."""
+    torch.manual_seed(3)
+    factor = torch.randn(shape, dtype=torch.float64)
+    alike = factor.sum((-1, -2) if len(shape) > 1 else -1, keepdim=True).expand(shape)
+    for given, exact in ((factor, False), (alike, True)):
+        model = Apply(lambda a, b, given=given: a * given).double()
+        plan = build(model, (4, 2, 2), PAPER.but(r_max=0.0))
+        cov = random_covariance(4, seed=1)
+        ours = plan.covariances(cov, PAPER.but(r_max=0.0))[plan.output]
+        blocks = dense_covariance(lambda x: model(x).view(-1, 3, 2, 2), cov, (4, 2, 2))  # noqa: B023
+        assert ours is not None
+        of_pixels = torch.diagonal(blocks, dim1=1, dim2=2)
+        assert bool((torch.diagonal(ours) >= of_pixels - 1e-12).all())
+        assert not exact or relative(ours, blocks[0]) < 1e-12
