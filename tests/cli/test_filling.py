@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,26 @@ from covprop.run import Run
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ("--n", 400, "--max", 8)
 KILLS = int(os.environ.get("COVPROP_KILLS", "3"))
+KILLED = """
+import os, signal, sys, threading, time
+from covprop.certify import stream
+from covprop.cli import main
+
+real, calls = stream.certified, 0
+
+def certified(*args, **options):
+    global calls
+    calls += 1
+    if calls == 2:  # one row is written: the kill falls among the work
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if calls == 8:  # leaves work to those that follow, however fast this machine is
+        time.sleep(60)
+    return real(*args, **options)
+
+delay, sys.argv = float(sys.argv[1]), ["covprop", *sys.argv[2:]]
+stream.certified = certified
+main()
+"""
 
 
 def test_going_on_adds_only_what_is_missing(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
@@ -69,33 +88,20 @@ def test_shares_of_several_processes(
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_killed_at_random_moments(cli: Cli, run_folder: Path, tmp_path: Path) -> None:
     """COVPROP_KILLS=20 kills more often than the tests usually do."""
-    images = 8 * KILLS
-    options = ["--n", "4000", "--max", str(images), "--device", "cpu"]
+    options = ["--n", "4000", "--max", str(8 * KILLS), "--device", "cpu"]
     whole, path = tmp_path / "whole.tsv", tmp_path / "killed.tsv"
     cli("certify", run_folder, *options, "--out", whole)
-    command = [sys.executable, "-m", "covprop", "certify", str(run_folder), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = ["certify", str(run_folder), *options, "--out", str(path)]
     rng = random.Random(0)
-    kills = 0
     for _ in range(KILLS):
         before = path.read_text().count("\n") if path.exists() else 1
-        process = subprocess.Popen(
-            [*command, "--out", str(path)],
-            env=environment,
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, str(rng.uniform(0, 0.1)), *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
         )
-        # Wait until it has added a row, so that the kill falls among the work.
-        while process.poll() is None and not (
-            path.exists() and path.read_text().count("\n") > before
-        ):
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.2))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.wait()
-    assert kills == KILLS
+        assert killed.returncode == -signal.SIGKILL
+        assert path.read_text().count("\n") > before
     assert cli("certify", run_folder, *options, "--out", path)[0] == 0
     assert table(path) == table(whole)
     assert journal(path) == journal(whole)
