@@ -31,8 +31,10 @@ def report(
 ) -> None:
     """Print certified accuracy, average certified radius and more; write tables and figures.
 
-    Intervals are 95 % bootstrap intervals over the certified images. A warning says so where
-    runs of one data set were certified on different images and do not compare.
+    Intervals are 95 % bootstrap intervals over the certified images. Runs certified in the same
+    way on the same images are compared with the best of them image by image, which tells far
+    smaller differences apart than their intervals do. A warning says so where runs of one data
+    set were certified on different images and do not compare.
 
     Only files are read: certify_sigma_S.tsv and what lies beside it. Of more than 12 runs in
     several folders, each folder has tables of its own, and with --out figures and a page.

@@ -1,10 +1,12 @@
-"""Tables of several runs taken together: over seeds, and over data sets and noise."""
+"""Tables of several runs taken together: over seeds, differences, over data sets and noise."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 from covprop.report.cells import ABSENT, Cell, Column, duration_cell, number_cell
+from covprop.report.differences import NOTE as DIFFERENCES_NOTE
+from covprop.report.differences import difference_columns
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.summary import Summary
 
@@ -26,6 +28,8 @@ def grouped(
     repeated = [group for group in groups if len(group.members) > 1]
     if repeated:
         made.append(("Over seeds", seed_columns(radii, repeated), SEEDS_NOTE))
+    if differences := difference_columns(radii, groups):
+        made.append(("Compared with the best, on the same images", differences, DIFFERENCES_NOTE))
     if overview := overview_columns(groups):
         made.append(("By data set and noise", overview, OVERVIEW_NOTE))
     return made

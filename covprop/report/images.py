@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from covprop.report.read import Certification
@@ -14,20 +14,24 @@ def different_images(certifications: Sequence[Certification]) -> list[str]:
 
     Logs that do not say their data set are taken to be of one.
     """
-    sets: dict[str, dict[Any, list[Certification]]] = {}
+    sets: dict[str, dict[Hashable, list[Certification]]] = {}
     for c in certifications:
-        # The hash is that of an own set, which may have changed though its numbers have not.
-        numbers = c.rows.idx.tolist()
-        # Where no data set is named, other labels tell that it is another one.
-        images = numbers if c.data else zip(numbers, c.rows.label.tolist(), strict=True)
-        which = (frozenset(images), c.meta.get("images"))
-        sets.setdefault(c.images_of, {}).setdefault(which, []).append(c)
+        sets.setdefault(c.images_of, {}).setdefault(images_certified(c), []).append(c)
     return [
         f"{f'{data}: not all runs' if data else 'not all runs'} were certified on the same images, "
         f"so their ACR and accuracy do not compare: {_told(list(found.values()))}."
         for data, found in sets.items()
         if len(found) > 1
     ]
+
+
+def images_certified(c: Certification) -> Hashable:
+    """Which images of its data set a run was certified on, to be compared with another run's."""
+    # Where no data set is named, other labels tell that it is another one.
+    numbers = c.rows.idx.tolist()
+    images = numbers if c.data else zip(numbers, c.rows.label.tolist(), strict=True)
+    # The hash is that of an own set, which may have changed though its numbers have not.
+    return frozenset(images), c.meta.get("images")
 
 
 def _told(groups: Sequence[Sequence[Certification]]) -> str:

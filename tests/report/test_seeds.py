@@ -235,7 +235,7 @@ def test_unfinished_runs_are_not_taken_together_with_others(tmp_path: Path) -> N
     radii, summaries = summarize(read([tmp_path])[0])
     groups = {group.name.split("/")[-1]: len(group.members) for group in by_recipe(summaries)[:2]}
     assert groups == {"a": 3, "a (1 of 3 epochs)": 1}
-    over_seeds, over_sigmas = (table for table, _ in tables(radii, summaries)[1:3])
+    over_seeds, _, over_sigmas = (table for table, _ in tables(radii, summaries)[1:4])
     assert [cell.text for cell in over_seeds[1].cells] == ["3"]
     mean = sum(s.acr.value for s in summaries[:3]) / 3
     assert over_seeds[2].cells[0].text == f"{mean:.3f}"
