@@ -4,8 +4,9 @@
 
 What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
 in the README; all else is written by hand and stays. A wave that was not run says so. After the
-wave of a table or log, names of jobs make it one of these alone; an overview has methods instead;
-a time table with "points" lists every point of its curves.
+wave of a table or log, names of jobs make it one of these alone; an overview has methods instead,
+and leads have methods, the word over, and other methods; a time table with "points" lists every
+point of its curves.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
+from result_overview import leads_table, overview_table
 from result_points import (
     Point,
     base_name,
     changes,
     failures,
+    grid,
     plus_minus,
     points,
     ratios,
@@ -42,22 +45,10 @@ PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w. -]+) -->\n)(.*?)(<!-- end -->)", re.S)
 ABSENT = "Not run yet.\n"
 THRESHOLDS = (0.45, 0.50, 0.55)
-OVERVIEW = {
-    "MNIST": ("mnist-0.25", "mnist-0.50"),
-    "SVHN": ("svhn-0.25", "svhn-0.50"),
-    "CIFAR-10": ("cifar10-0.25", "cifar10-0.50", "cifar10-1.00"),
-}
 SPREAD = (
     "± is the standard deviation over seeds, "
     "or for one seed half the 95 % interval over the images."
 )
-VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+|lambda[\d.]+)(?=-|$)")
-
-
-def grid(titles: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    marks = [":---", *["---:"] * (len(titles) - 1)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (titles, marks, *rows))
 
 
 def table(wave: str, *only: str) -> str:
@@ -109,30 +100,19 @@ def table(wave: str, *only: str) -> str:
 
 def overview(*methods: str) -> str:
     """ACR by method and data set, the paper's own first; of a method's rows that of most seeds."""
-    waves = [
-        (f"{data}, σ = {wave.split('-')[1]}", wave) for data in OVERVIEW for wave in OVERVIEW[data]
-    ]
     paper = {
         f"{row['data']}-{row['sigma']:.2f}": f"{row['acr']:.3f}"
         for row in published_rows()
         if row["method"] == "the paper's method"
     }
-    rows = [["published by the paper", *(paper.get(wave, "–") for _, wave in waves)]]
-    found = [(points(RESULTS, wave), failures(RESULTS, wave)) for _, wave in waves]
-    for method in methods:
-        cells = []
-        for ended, not_ended in found:
-            of_method = [p for p in ended if VARIANT.sub("", p.name) == method]
-            failed = [f for f in not_ended if VARIANT.sub("", f["name"]) == method]
-            best = max(of_method, key=lambda p: (p.seeds, p.group.acr[0]), default=None)
-            cells.append(with_seeds(best) if best else failed[0]["why"] if failed else "–")
-        rows.append([f"`{method}`", *cells])
-    return grid(["ACR", *(title for title, _ in waves)], rows) + f"\n{SPREAD} – was not run.\n"
+    return overview_table(RESULTS, methods, paper) + f"\n{SPREAD} – was not run.\n"
 
 
-def with_seeds(point: Point) -> str:
-    """The ACR, and over how many seeds where its ± is a deviation between them."""
-    return plus_minus(point) + (f" ({point.seeds} seeds)" if point.seeds > 1 else "")
+def leads(*words: str) -> str:
+    """By how much the best of some methods leads others, image by image: `OURS over OTHERS`."""
+    ours, _, others = (part.split() for part in " ".join(words).partition(" over "))
+    table = leads_table(RESULTS, ours, others)
+    return f"{table}\n± is the standard error over images.\n" if table else ABSENT
 
 
 def changed(facts: dict[str, Any]) -> str:
@@ -271,6 +251,7 @@ def large(wave: str) -> str:
 KINDS: dict[str, Callable[..., str]] = {
     "table": table,
     "overview": overview,
+    "leads": leads,
     "log": log,
     "time": time_table,
     "truth": truth,

@@ -72,6 +72,12 @@ class Point:
         return duration(self.seconds) + shared
 
 
+def grid(titles: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    marks = [":---", *["---:"] * (len(titles) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (titles, marks, *rows))
+
+
 def plus_minus(point: Point) -> str:
     """ACR with the deviation over seeds, or the interval over images of one run alone."""
     mean, deviation = point.group.acr

@@ -45,6 +45,17 @@ class Difference(NamedTuple):
         return float(stats.t.ppf((1 + LEVEL) / 2, self.images - 1)) * self.error
 
 
+def comparable(one: Group, other: Group) -> bool:
+    """Whether both were certified in the same way on the same images, at the same noise."""
+    return _certified_how(one) == _certified_how(other)
+
+
+def _certified_how(group: Group) -> Hashable:
+    c = group.members[0].certification
+    way = (c.meta.get(key) for key in ("n", "alpha", "mode"))
+    return c.images_of, c.sigma, images_certified(c), *way
+
+
 def difference(one: Group, other: Group, radius: float | None = None) -> Difference:
     """ACR of `one` less that of `other`, or the same of the certified accuracy at a radius."""
     values = _by_image(one, radius) - _by_image(other, radius)
@@ -88,9 +99,7 @@ def _compared(groups: Sequence[Group]) -> list[tuple[Group, list[Group]]]:
     """The best of each set of runs that compare, and the others, best first."""
     sets: dict[Hashable, list[Group]] = {}
     for group in groups:
-        c = group.members[0].certification
-        way = (c.meta.get(key) for key in ("n", "alpha", "mode"))
-        sets.setdefault((c.images_of, c.sigma, images_certified(c), *way), []).append(group)
+        sets.setdefault(_certified_how(group), []).append(group)
     found = [sorted(members, key=lambda g: -g.acr[0]) for members in sets.values()]
     return [(members[0], members[1:]) for members in found if len(members) > 1]
 

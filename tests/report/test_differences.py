@@ -98,13 +98,22 @@ def test_every_run_beside_the_best(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"n": 500}, {"alpha": 0.01}, {"mode": "hard, within 0.05"}, {"split": "train"}],
+    [
+        {"n": 10**5},
+        {"alpha": 0.01},
+        {"mode": "hard, sequential to within 0.05"},
+        {"split": "train"},
+    ],
 )
 def test_other_certificates_do_not_compare(tmp_path: Path, settings: dict[str, object]) -> None:
     make_run(tmp_path / "a", 1)
-    other = make_run(tmp_path / "b", 2).with_suffix(".json")
+    make_run(tmp_path / "b", 2)
+    for name in "ab":
+        (meta,) = (tmp_path / name).glob("certify_*.json")
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"n": 10**6, "mode": "hard"}))
     assert len(compared(tmp_path)[1]) == 1
-    other.write_text(json.dumps(json.loads(other.read_text()) | settings))
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | settings))
+    assert len(read([tmp_path])[0]) == 2
     assert compared(tmp_path) == ([], [])
 
 

@@ -11,46 +11,12 @@ from certifications import add_estimates, draw_rows, skip_wrong
 from wave_runs import acr, add_run, lines
 
 ROOT = Path(__file__).parents[2]
-PAPER_CIFAR10 = ["0.518", "0.543", "–"]
 
 
 def test_a_wave_that_was_not_run_says_so(make: ModuleType) -> None:
     for name, kind in make.KINDS.items():
         if name != "overview":
             assert kind("nothing") == "Not run yet.\n"
-
-
-def test_the_overview_has_the_best_row_of_every_method(make: ModuleType, tmp_path: Path) -> None:
-    wave = tmp_path / "mnist-0.25"
-    add_run(wave, "a", 0, rows=1)
-    add_run(wave, "a-steps-lr0.5", 0, rows=2)
-    add_run(wave, "a-reference", 0, rows=3)
-    add_run(wave, "a-steps-sample", 0, rows=5)  # another method, not a schedule of the same
-    add_run(tmp_path / "svhn-0.25", "a", 0, status="failed")
-    ended = add_run(tmp_path / "svhn-0.50", "a-5epochs", 0, status="failed")
-    ended.with_name("job.log").write_text("covprop: Training diverged in epoch 3 at step 1.\n")
-    text = make.overview("a", "a-reference", "a-sample")
-    titles, _, paper, *_ = [line.strip("| ").split(" | ") for line in text.splitlines()]
-    assert titles[1] == "MNIST, σ = 0.25"
-    assert paper == ["published by the paper", "0.904", "1.485", "0.509", "0.475", *PAPER_CIFAR10]
-    (a,), (reference,), (sample,) = (lines(text, f"{n}`") for n in ("a", "a-reference", "a-sample"))
-    assert a[1].startswith(f"{max(acr(1), acr(2)):.3f} ± ")
-    assert a[2:5] == ["–", "failed", "diverged in epoch 3"]
-    assert reference[1].startswith(f"{acr(3):.3f} ± ")
-    assert sample[1].startswith(f"{acr(5):.3f} ± ")
-
-
-def test_the_overview_takes_the_row_of_most_seeds_over_a_lucky_one(
-    make: ModuleType, tmp_path: Path
-) -> None:
-    *several, lucky = sorted((1, 2, 3), key=acr)
-    for seed, rows in enumerate(several):
-        add_run(tmp_path / "mnist-0.25", "a", seed, rows=rows)
-    add_run(tmp_path / "mnist-0.25", "a-44epochs", 0, rows=lucky)
-    ((_, cell, *_),) = lines(make.overview("a"), "a`")
-    mean = sum(map(acr, several)) / 2
-    assert cell.startswith(f"{mean:.3f} ± ")
-    assert cell.endswith(" (2 seeds)")
 
 
 def test_the_table_has_every_recipe_once(make: ModuleType, tmp_path: Path) -> None:
