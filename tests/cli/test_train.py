@@ -121,7 +121,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(tmp_path: Path) -> None:
-    quick = [*QUICK, "--set", "train.epochs=40", "--set", "train.eval_every=0"]
+    quick = [*QUICK, "--set", "train.epochs=120", "--set", "train.eval_every=0"]
     out = tmp_path / "a run"
     command = [sys.executable, "-m", "covprop", "train", *quick, "--out", str(out)]
     process = subprocess.Popen(
