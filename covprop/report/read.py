@@ -153,7 +153,7 @@ def _read_one(path: Path) -> Certification:
         path=path,
         rows=rows,
         sigma=sigma,
-        data=_printable(str(section(config, "data").get("name") or meta.get("data", ""))),
+        data=_printable(str(meta.get("data") or section(config, "data").get("name", ""))),
         method=_printable(str(section(config, "method").get("name", ""))),
         config_text=config_text,
         meta=meta,
