@@ -190,6 +190,8 @@ class Log(Generic[AnyRow]):
                     f"{self.path} was certified with {key} = {_show(found.get(key))}, not "
                     f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; {REMEDY}"
                 )
+        if found.get("data") != self.settings.get("data"):  # else a third place would do as well
+            self._write_meta()
 
     def _check_header(self) -> None:
         """Refuse a file that is no log."""

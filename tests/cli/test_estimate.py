@@ -117,6 +117,8 @@ def test_class_folders_with_the_same_names_are_two_sets(
     (tmp_path / "clean").rename(tmp_path / "elsewhere")
     code, _, err = cli("certify", *few, tmp_path / "elsewhere", "--n", 100)
     assert (code, log.read_bytes()) == (0, before), err
+    code, _, err = cli("certify", *few, tmp_path / "moved", "--n", 100)
+    assert (code, f"with data = {tmp_path}/elsewhere, not {tmp_path}/moved" in err) == (2, True)
 
 
 def test_a_log_by_the_name_of_the_estimates_is_not_lost(cli: Cli, run_folder: Path) -> None:
