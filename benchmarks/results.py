@@ -80,7 +80,7 @@ class Queue:
     """The jobs of one wave or several, being run."""
 
     def __init__(self, options: argparse.Namespace, jobs: list[Job]) -> None:
-        self.options, self.waves = options, sorted({job.wave for job in jobs})
+        self.options, self.waves = options, sorted({file.stem for file in options.waves})
         options.runs.mkdir(parents=True, exist_ok=True)
         self.waiting = [job for job in jobs if self._wanted(job)]
         if options.also:  # each goes on in the next call where it does not end in this one

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from covprop.errors import CovpropError
 
@@ -37,6 +39,16 @@ def write(path: Path, content: bytes) -> Path:
     with suppress(OSError):  # not every file system syncs folders; the new file is there already
         _sync_folder(path.parent)
     return path
+
+
+def moved(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two side-cars may name one own set of images by two places: one of them is gone.
+
+    Where both are there they are two sets, though their `images` agree: of class folders that is a
+    hash of the files' names, which a corrupted copy has too.
+    """
+    known = "images" in one and "images" in other
+    return known and not all(os.path.exists(str(its.get("data"))) for its in (one, other))
 
 
 def unwritable(path: Path, error: OSError) -> CovpropError:

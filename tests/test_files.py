@@ -104,6 +104,17 @@ def test_a_folder_that_cannot_be_synced_holds_the_new_file(
         assert path.read_bytes() == content
 
 
+def test_an_own_set_was_moved_if_one_of_its_places_is_gone(tmp_path: Path) -> None:
+    there, gone, also = (tmp_path / name for name in ("there", "gone", "also"))
+    for path in (there, also):
+        path.touch()
+    here = {"data": str(there), "images": "hash"}
+    for place, moved in ((gone, True), (also, False), (there, False)):
+        before = {"data": str(place), "images": "hash"}
+        assert files.moved(before, here) == files.moved(here, before) == moved
+    assert not files.moved({"data": str(gone)}, here)  # nothing says that they are the same
+
+
 def test_a_full_disk_for_real(tmp_path: Path) -> None:
     """The kernel itself refuses to write beyond a limit, in the middle of the file."""
     path = tmp_path / "state.pt"

@@ -19,7 +19,7 @@ from typing import Any, Generic
 from covprop.certify.lines import Lines, complete_lines, read_text
 from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
-from covprop.files import unwritable, write
+from covprop.files import moved, unwritable, write
 
 REMEDY = "choose another file with --out, or begin anew with --restart (which keeps the old log)."
 NOT_BOUNDED = "not_bounded"
@@ -183,13 +183,15 @@ class Log(Generic[AnyRow]):
         for key in [*self.settings, *found]:
             if key in NOTES or key in self.unknown:
                 continue
-            if key == "data" and "images" in self.settings and "images" in found:
+            if key == "data" and moved(found, self.settings):
                 continue  # an own set is known by its images, wherever it lies now
             if found.get(key) != self.settings.get(key):
                 raise InvalidInput(
                     f"{self.path} was certified with {key} = {_show(found.get(key))}, not "
                     f"{_show(self.settings.get(key))}, and rows of two kinds do not mix; {REMEDY}"
                 )
+        if found.get("data") != self.settings.get("data"):  # else a third place would do as well
+            self._write_meta()
 
     def _check_header(self) -> None:
         """Refuse a file that is no log."""

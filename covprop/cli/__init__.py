@@ -26,6 +26,7 @@ from covprop.cli.predict import predict
 from covprop.cli.report import report
 from covprop.cli.train import train
 from covprop.errors import CovpropError, first_line, gpu_failed, out_of_memory
+from covprop.files import FULL
 
 app = typer.Typer(
     name="covprop",
@@ -85,6 +86,13 @@ def main() -> None:
                 print(
                     f"covprop: the GPU failed ({first_line(error)}). What was written is kept: "
                     "to train or to certify, give the same command again, and it goes on.",
+                    file=sys.stderr,
+                )
+                sys.exit(1)
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+                print(
+                    f"covprop: what is printed cannot be written ({error.strerror}); free some "
+                    "space. The files that were written are whole.",
                     file=sys.stderr,
                 )
                 sys.exit(1)

@@ -136,9 +136,11 @@ def _check_kind(path: Path) -> None:
 
 def _earlier(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Radii by (idx, estimator) that an earlier call with the same settings wrote."""
+    from covprop.files import moved
+
     try:
         made = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        if "images" in made and "images" in settings:
+        if moved(made, settings):
             made["data"] = settings["data"]  # an own set is known by its images, wherever it lies
         if made != settings:
             return {}

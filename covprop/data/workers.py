@@ -6,6 +6,7 @@ would take longer than copying the pixels.
 
 import hashlib
 import math
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,6 +65,7 @@ class Workers:
             num_workers=count,
             persistent_workers=count > 0,
             prefetch_factor=ahead or None,
+            worker_init_fn=_apart,
             generator=torch.Generator(),  # its own, or it would draw from the global random state
         )
 
@@ -84,6 +86,12 @@ class Workers:
             if error:
                 raise InvalidInput(error)
             yield self.slots[task.slot, : len(task.images)]
+
+
+def _apart(worker: int) -> None:
+    """Out of reach of what is sent to a whole group, as a closed terminal and Ctrl-C are: training
+    takes these for a wish to stop, and needs its images until its checkpoint is written."""
+    os.setpgrp()
 
 
 class _Files(Dataset[str]):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from covprop.errors import InvalidInput
+from covprop.files import moved
 from covprop.report.find import left_out, logs_under, named_itself, set_aside
 from covprop.report.images import different_images
 from covprop.report.sidecars import (
@@ -152,7 +153,7 @@ def _read_one(path: Path) -> Certification:
         path=path,
         rows=rows,
         sigma=sigma,
-        data=_printable(str(section(config, "data").get("name") or meta.get("data", ""))),
+        data=_printable(str(meta.get("data") or section(config, "data").get("name", ""))),
         method=_printable(str(section(config, "method").get("name", ""))),
         config_text=config_text,
         meta=meta,
@@ -219,7 +220,7 @@ def _estimates(
     made = read_json(estimated.with_suffix(".json"))
     known = dict(meta) if sigma is None else meta | {"sigma": sigma}
     hashes = {"images": "images", "weights": "weights", "model_code": "code of its model"}
-    if "images" in made and "images" in known:  # an own set, known by these wherever it lay
+    if moved(made, known):  # an own set is known by its images, wherever it lay
         known["data"] = made.get("data")
     for key in ("sigma", "data", "split", *hashes):
         if estimated.is_file() and key in made and made[key] != known.get(key, made[key]):

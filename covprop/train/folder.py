@@ -70,7 +70,7 @@ def _sweep(out: Path) -> None:
 
 def move_aside(out: Path) -> Path | None:
     """Rename an existing run, so that a new one can start there; returns its new place."""
-    if not (out / "config.toml").exists() and not (out / "state.pt").exists():
+    if not any((out / name).exists() for name in ("config.toml", "state.pt", "model.safetensors")):
         return None
     with locked(out):
         pass  # a run that is still being trained must stay where it is
@@ -104,14 +104,15 @@ def claim(out: Path, config: Config) -> None:
                 f"{remedy}, choose another --out, or start over with "
                 "--restart (which keeps the old run beside it)."
             )
-        _claim_code(out, config)
         _claim_weights(out)
+        _claim_code(out, config)
         return
     if (out / "state.pt").exists():
         raise InvalidInput(
             f"{out} holds a checkpoint (state.pt) but no config.toml that says what it is of; "
             "choose another --out, or start over with --restart."
         )
+    _claim_weights(out)
     try:
         content = dumps(config).encode()
     except UnicodeEncodeError as error:

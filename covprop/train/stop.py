@@ -18,11 +18,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Within this context Ctrl-C, SIGTERM and SIGHUP are only noted; a second one acts at once.
+    """Within this context Ctrl-C, SIGTERM and SIGHUP are only noted.
 
-    A closed terminal sends SIGHUP, unless it is to be ignored (`nohup`). So a SIGTERM or SIGHUP
-    before the first step has `stepped` acts at once too: there is nothing to save yet, and as the
-    compiler's processes get the signal too, that step might wait for them for ever.
+    A second Ctrl-C or SIGTERM acts at once. A closed terminal sends SIGHUP, unless it is to be
+    ignored (`nohup`), and sends it twice, so that one never does. But a SIGTERM or SIGHUP before
+    the first step has `stepped` acts at once: there is nothing to save yet, and as the compiler's
+    processes get the signal too, that step might wait for them for ever.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class StopRequest:
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
+        if signum == signal.SIGHUP and self.stepped:
+            return  # the shell sends one, and when it is gone, the kernel another
         signal.signal(signum, self._before[signum])
         if signum != signal.SIGINT and not self.stepped:
             signal.raise_signal(signum)

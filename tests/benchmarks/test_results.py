@@ -186,6 +186,19 @@ def test_two_waves_are_one_queue(options: argparse.Namespace, tmp_path: Path) ->
         assert f"{wave}/good-seed0/run.json" in names
 
 
+def test_the_archive_has_the_waves_of_which_no_job_was_chosen(
+    options: argparse.Namespace, tmp_path: Path
+) -> None:
+    """`--only` chooses what is run; the archive, written anew, is of all that is finished."""
+    options.waves.append(tmp_path / "second.toml")
+    for wave in ("first", "second"):
+        (options.runs / wave / "a-seed0").mkdir(parents=True)
+        (options.runs / wave / "a-seed0/run.json").write_text("{}")
+    results.Queue(options, []).archive()
+    with tarfile.open(options.archive) as tar:
+        assert tar.getnames() == [f"{wave}/a-seed0/run.json" for wave in ("first", "second")]
+
+
 def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
     (good, *_) = jobs.read_wave(options.waves[0])
     seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+
+from covprop import data
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--estimator", "linearized", "--max", 8)
@@ -83,6 +86,39 @@ def test_nothing_to_write_replaces_nothing(cli: Cli, run_folder: Path) -> None:
     assert "No estimator that was asked for goes with this model" in err
     for name in ("estimated.tsv", "estimated.json"):
         assert (run_folder / name).read_bytes() == before[name]
+
+
+def test_class_folders_with_the_same_names_are_two_sets(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """As corrupted copies of a set are. What was moved is known by its names, and goes on."""
+    digits = data.load("digits", "test")
+    for i, label in enumerate(digits.labels.tolist()):
+        for name in ("clean", "inverted"):
+            place = tmp_path / name / f"{label}" / f"{i:03}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pixels = digits.images[i, 0].numpy()
+            Image.fromarray(255 - pixels if name == "inverted" else pixels).save(place)
+    few = (run_folder, "--max", 8, "--dataset")
+    assert cli("certify", *few, tmp_path / "clean", "--n", 100)[0] == 0
+    log = run_folder / "certify_sigma_0.25.tsv"
+    before = log.read_bytes()
+    code, _, err = cli("certify", *few, tmp_path / "inverted", "--n", 100)
+    assert (code, f"with data = {tmp_path}/clean, not {tmp_path}/inverted" in err) == (2, True), err
+    for name in ("clean", "inverted"):
+        for estimator in ("linearized", "sampled"):
+            code, _, err = cli("estimate", *few, tmp_path / name, "--estimator", estimator)
+            assert code == 0, err
+        assert len((run_folder / "estimated.tsv").read_text().splitlines()) == 17
+    assert "was not compared" in cli("report", run_folder)[2]
+    (tmp_path / "inverted").rename(tmp_path / "moved")
+    code, _, err = cli("certify", *few, tmp_path / "moved", "--n", 100)
+    assert (code, log.read_bytes()) == (2, before)
+    (tmp_path / "clean").rename(tmp_path / "elsewhere")
+    code, _, err = cli("certify", *few, tmp_path / "elsewhere", "--n", 100)
+    assert (code, log.read_bytes()) == (0, before), err
+    code, _, err = cli("certify", *few, tmp_path / "moved", "--n", 100)
+    assert (code, f"with data = {tmp_path}/elsewhere, not {tmp_path}/moved" in err) == (2, True)
 
 
 def test_a_log_by_the_name_of_the_estimates_is_not_lost(cli: Cli, run_folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +82,20 @@ def test_an_error_without_an_interrupt_is_shown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(command_line, "app", failing)
     with pytest.raises(ImportError):
         command_line.main()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_is_full_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "covprop", "list", "methods"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("covprop: what is printed cannot be written (No space left on")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_gpu_that_failed_is_one_sentence(

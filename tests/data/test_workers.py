@@ -2,6 +2,7 @@ import gc
 import hashlib
 import math
 import multiprocessing
+import os
 import random
 import time
 from dataclasses import replace
@@ -106,6 +107,14 @@ def test_processes_are_kept_as_long_as_the_set(folder):
     del own
     gc.collect()
     assert running() <= before
+
+
+def test_a_signal_to_the_whole_group_does_not_reach_them(folder):
+    """A closed terminal would end them before training has written its checkpoint."""
+    epoch(folder, workers=2)
+    groups = [os.getpgid(process.pid) for process in multiprocessing.active_children()]
+    assert len(groups) >= 2
+    assert os.getpgid(0) not in groups
 
 
 def test_epochs_at_once_do_not_meet(folder):

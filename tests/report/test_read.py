@@ -142,6 +142,14 @@ def test_a_checkpoint_without_a_run_names_its_data_beside_the_log(tmp_path: Path
     assert read([log])[0][0].data == "cifar10"
 
 
+def test_a_log_is_of_what_it_was_certified_on(tmp_path: Path) -> None:
+    """`covprop certify RUN --dataset OTHER` tries a run on images that it was not trained on."""
+    log = make_run(tmp_path / "run")
+    meta = log.with_suffix(".json")
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"data": "other"}))
+    assert read([log])[0][0].data == "other"
+
+
 def test_a_cut_row_is_left_out_and_mentioned(tmp_path: Path) -> None:
     log = make_run(tmp_path / "a")
     log.write_text(log.read_text()[:-25])

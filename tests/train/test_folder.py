@@ -130,6 +130,35 @@ def test_weights_without_a_checkpoint_are_not_overwritten(tmp_path: Path) -> Non
     folder.claim(tmp_path, CONFIG)
 
 
+def test_weights_alone_are_not_overwritten(tmp_path: Path) -> None:
+    """An export has the same name. --restart, the remedy, keeps it."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"precious")
+    with pytest.raises(InvalidInput, match=r"no state\.pt, .*--restart"):
+        folder.claim(out, CONFIG)
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    old = folder.move_aside(out)
+    assert old is not None
+    assert (old / "model.safetensors").read_bytes() == b"precious"
+
+
+def test_a_refused_run_keeps_what_its_code_was(tmp_path: Path) -> None:
+    """Else `covprop certify` would no longer tell that it has changed since."""
+    net = tmp_path / "net.py"
+    net.write_text("one")
+    config = {**CONFIG, "model": {"name": f"{net}:build"}}
+    out = tmp_path / "run"
+    out.mkdir()
+    folder.claim(out, config)
+    (out / "model.safetensors").touch()
+    before = folder.trained_code(out)
+    net.write_text("two")
+    with pytest.raises(InvalidInput, match=r"no state\.pt"):
+        folder.claim(out, config)
+    assert folder.trained_code(out) == before
+
+
 @pytest.mark.parametrize("section", ["data", "model", "labels"])
 def test_an_own_file_that_was_moved_is_to_be_written_into_the_config(
     tmp_path: Path, section: str
