@@ -83,6 +83,8 @@ def _generators(image: Tensor) -> list[Tensor]:
 
 def _same(one: Any, two: Any) -> bool:
     """Whether a value for a batch of one is that for two images, up to the number of copies."""
+    if isinstance(one, tuple | list) and isinstance(two, tuple | list):
+        return len(one) == len(two) and all(map(_same, one, two))
     if not isinstance(one, Tensor):
         return type(one) is type(two) and bool(one == two)
     if one.is_meta or one.ndim != two.ndim:

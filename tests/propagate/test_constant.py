@@ -1,6 +1,7 @@
 """Constants may be laid out for every image of a batch; what differs between images is refused."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -93,3 +94,32 @@ def test_a_factor_that_is_drawn_is_refused_in_training_only(way: str) -> None:
     check(model, (4,))
     x = torch.rand(3, 4)
     torch.testing.assert_close(Propagator(model, 0.5, (4,))(x).mean, model(x))
+
+
+def by_deviation(weight: Tensor) -> Tensor:
+    deviation, mean = torch.std_mean(weight, 1, keepdim=True)
+    return (weight - mean) / deviation
+
+
+def by_largest(weight: Tensor) -> Tensor:
+    return weight / weight.max(0).values
+
+
+def by_singular_value(weight: Tensor) -> Tensor:
+    return weight / torch.linalg.svd(weight)[1][0]
+
+
+@pytest.mark.parametrize("way", [by_deviation, by_largest, by_singular_value])
+def test_functions_with_several_results_work_on_constants(way: Callable[[Tensor], Tensor]) -> None:
+    """They ended in torch's "Boolean value of Tensor ... is ambiguous"."""
+
+    class Standardised(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, way(self.weight), self.bias)
+
+    model = Standardised(4, 3).double()
+    prop = Propagator(model, 0.5, (4,), EXACT)
+    x = torch.rand(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(prop(x).mean, model(x))
+    weight = way(model.weight)
+    torch.testing.assert_close(prop(x).cov, 0.25 * weight @ weight.T)
