@@ -205,7 +205,7 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
         for number, step in enumerate(steps)
         if step.overwrites is not None
         and any(
-            last_read.get(slot, -1) > number and _same_memory(values[slot], values[step.overwrites])
+            last_read.get(slot, -1) > number and same_memory(values[slot], values[step.overwrites])
             for slot in range(number + 1)
             if slot != step.overwrites
         )
@@ -229,7 +229,8 @@ def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
     ]
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
+    """Whether both are tensors, one of which may be a view of the other."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return False
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata

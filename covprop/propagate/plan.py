@@ -41,6 +41,7 @@ class Attribute:
 
     owner: nn.Module
     name: str
+    copied: bool = False  # a later step writes into it, which is for the pass only
 
 
 @dataclass(frozen=True, eq=False)  # by identity: not every value has a hash
@@ -87,7 +88,8 @@ class Step:
     def run(self, values: list[Any]) -> Any:
         """The step itself, on plain values."""
         if isinstance(self.target, Attribute):
-            return getattr(self.target.owner, self.target.name)
+            found = getattr(self.target.owner, self.target.name)
+            return found.clone() if self.target.copied else found
         if isinstance(self.target, Constant):
             made = self.target.value
             on = values[0].device if isinstance(values[0], Tensor) else None

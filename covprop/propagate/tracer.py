@@ -95,6 +95,7 @@ class Tracer(fx.Tracer):
     def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
         function, arguments = super().create_args_for_root(root_fn, is_module)
         arguments[1].node.meta[SEEN] = self.images
+        self.given = {*self.root.modules()}
         rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
 
         def returning(*values: Any) -> Any:
@@ -113,6 +114,12 @@ class Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
             m, call = inner, (inner.forward, *call[1:])
+        if m not in self.given and m in {*self.root.modules()}:
+            raise UnsupportedModel(
+                f"{type(self.root).__name__}.forward makes a layer of its own "
+                f"({type(m).__name__}): make it in __init__, or, if forward makes it once, run the "
+                "model on a batch of images before."
+            )
         self.called.append(m)
         return super().call_module(m, *call)
 
@@ -126,7 +133,8 @@ class Tracer(fx.Tracer):
         node = super().create_node(*given, **options)
         self.aside = True
         try:
-            node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
+            with torch.random.fork_rng([]):  # a node may draw: that is done anew in every pass
+                node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
         except Exception:
             node.meta.pop(SEEN, None)
         finally:
