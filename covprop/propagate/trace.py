@@ -76,6 +76,7 @@ UNTRACEABLE = {
     "nn.ModuleList or an nn.ModuleDict",
     "does not support item assignment": "put the parts together by torch.cat instead of writing "
     "them into a tensor",
+    "a plain number of": "compute with the value itself, as in x * self.scale, or keep the number",
 }
 """What torch.fx says, in part, and what to do then."""
 ANYTHING_ELSE = (

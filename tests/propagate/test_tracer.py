@@ -64,7 +64,12 @@ def by_range(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(rows, 1).flatten(start_dim=1)
 
 
-WAYS = [by_assertions, by_loop_over_sizes, by_unpacking, by_share_of_channels, by_range]
+def by_zeros(net: nn.Module, x: Tensor) -> Tensor:
+    shift = torch.zeros(x.shape) + torch.ones(size=x.size()) - torch.ones(x.shape)
+    return (x + shift).view(x.shape[0], np.prod(x.shape[1:]))
+
+
+WAYS = [by_assertions, by_loop_over_sizes, by_unpacking, by_share_of_channels, by_range, by_zeros]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -240,6 +245,32 @@ def test_a_layer_with_a_rule_keeps_nothing_of_a_check() -> None:
     assert "seen" not in vars(model[1])
 
 
+NUMBERS = {
+    "float": lambda net, x: x * float(net.scale[1]),
+    "item": lambda net, x: x * net.scale.max().item(),
+    "int": lambda net, x: x[:, : int(net.scale[2])],
+    "list": lambda net, x: x * net.scale.tolist()[3],
+    "length": lambda net, x: x * len(net.scale),
+    "loop": lambda net, x: torch.cat([x[:, i : i + 1] * s for i, s in enumerate(net.scale)], 1),
+    "equal": lambda net, x: x if net.scale[0] == net.scale[1] else 3 * x,
+}
+
+
+@pytest.mark.parametrize("way", NUMBERS.values(), ids=NUMBERS.keys())
+def test_numbers_of_buffers_are_numbers(way: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model = Written(lambda net, x: way(net, x).mean((2, 3)), 4).double().eval()
+    x = torch.rand(3, 4, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(Propagator(model, 0.5, (4, 3, 3))(x).mean, model(x))
+
+
+@pytest.mark.parametrize("read", [float, lambda value: value.item(), lambda value: value.tolist()])
+def test_numbers_of_weights_are_refused(read: Callable[[Tensor], float]) -> None:
+    """They would be those of before the training."""
+    model = Written(lambda net, x: x.flatten(1) * read(net.inner.bias[0]))  # type: ignore[union-attr, index]
+    with pytest.raises(UnsupportedModel, match="compute with the value itself"):
+        check(model, (4, 3, 3))
+
+
 def test_what_buffers_decide_is_decided() -> None:
     def branch(net: nn.Module, x: Tensor) -> Tensor:
         return (2 * x if net.calls.item() == 0 else 3 * x).flatten(1)  # type: ignore[operator]
@@ -330,8 +361,9 @@ def test_a_depth_that_is_drawn_in_the_trace_is_refused(draw: Callable[[], bool])
     [
         torch.randn_like,
         lambda x: torch.randn([x.size(0), 1, 1, 1]),
+        lambda x: torch.randn(x.size()),
     ],
-    ids=["like", "list"],
+    ids=["like", "list", "size"],
 )
 def test_noise_that_a_model_adds_in_training_is_drawn_anew(
     draw: Callable[[Tensor], Tensor],
