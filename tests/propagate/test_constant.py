@@ -128,3 +128,27 @@ def test_functions_with_several_results_work_on_constants(way: Callable[[Tensor]
     torch.testing.assert_close(prop(x).mean, model(x))
     weight = way(model.weight)
     torch.testing.assert_close(prop(x).cov, 0.25 * weight @ weight.T)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_constants_are_computed_in_the_type_of_the_weights(kind: torch.dtype) -> None:
+    """Σ of a network in bfloat16 is float32, which its layers do not take."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.inner(x) * self.inner(torch.ones_like(x)))
+
+    torch.manual_seed(0)
+    model = Shared().to(kind)
+    prop = Propagator(model, 0.5, (4,), EXACT)
+    x = torch.rand(3, 4, dtype=kind)
+    exact = copy.deepcopy(model).double()
+    expected = dense_covariance(exact, 0.25 * torch.eye(4, dtype=torch.float64), (4,))[0]
+    for twin in (prop, torch.compile(prop, backend="eager")):
+        out = twin(x)
+        torch.testing.assert_close(out.mean, model(x))
+        assert relative(out.cov.double(), expected) < (0.02 if kind is torch.bfloat16 else 1e-6)
