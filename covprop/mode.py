@@ -49,7 +49,7 @@ def attributes_kept(model: nn.Module) -> Iterator[dict[str, Any]]:
     """
     before = [(vars(module), dict(vars(module))) for module in model.modules()]
     inside = [
-        (value, copy.copy(value))
+        (value, dict(value) if isinstance(value, dict) else list(value))
         for _, attributes in before
         for value in attributes.values()
         if isinstance(value, dict | list)

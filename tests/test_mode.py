@@ -109,10 +109,17 @@ def test_attributes_are_those_of_before_and_new_ones_are_told() -> None:
     assert (model[0].merged, model[1].inplace) == (False, False)
 
 
+class Named(dict):  # type: ignore[type-arg]
+    """A dict that copy.copy cannot copy."""
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("not to be copied")
+
+
 def test_what_is_in_lists_dicts_and_buffers_is_that_of_before() -> None:
     model = nn.Sequential(Twice())
     layer, shift = model[0], model[0].shift
-    layer.kept, layer.grids = [1], {"a": 2}
+    layer.kept, layer.grids = [1], Named(a=2)
     with attributes_kept(model) as made:
         layer.kept.append(3)
         layer.grids |= {"a": 4, "b": 5}

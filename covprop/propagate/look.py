@@ -29,6 +29,8 @@ MADE = {
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 }
 """Functions that read a tensor's type and device, but none of its values."""
+LIKE = {Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as}
+"""Methods that read type, device or sizes of a second tensor, but none of its values."""
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
@@ -105,7 +107,8 @@ class Look(nn.Module):
         used = refs((step.args, step.kwargs))
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
-        if not random or step.operation in MADE or not carries_noise(value):
+        made = step.operation in MADE or (step.operation in LIKE and used[0] not in random)
+        if not random or made or not carries_noise(value):
             return step, None
         given = operands_of(step)
         operands = tuple(

@@ -152,3 +152,32 @@ def test_constants_are_computed_in_the_type_of_the_weights(kind: torch.dtype) ->
         out = twin(x)
         torch.testing.assert_close(out.mean, model(x))
         assert relative(out.cov.double(), expected) < (0.02 if kind is torch.bfloat16 else 1e-6)
+
+
+LIKE = {
+    "to": lambda c, x: c.expand(x.shape).to(x),
+    "zeros": lambda c, x: torch.zeros(x.shape).to(x) + c,
+    "type": lambda c, x: c.type_as(x),
+    "expand": lambda c, x: c.expand_as(x),
+    "reshape": lambda c, x: c.repeat(1, x.shape[0]).reshape_as(x),
+}
+
+
+@pytest.mark.parametrize("like", LIKE.values(), ids=LIKE.keys())
+def test_a_constant_made_like_a_noisy_value_has_no_noise(
+    like: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Of c.to(x), in the shape of a batch, noise was that of x, and x - c.to(x) had twice its own;
+    the others were refused."""
+
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            row = self.weight[:1]
+            return super().forward((x - like(row, x)) * like(row, x))
+
+    model = Shifted(4, 3).double()
+    prop = Propagator(model, 0.5, (4,), EXACT)
+    x = torch.rand(2, 4, dtype=torch.float64)
+    expected = dense_covariance(model, 0.25 * torch.eye(4, dtype=torch.float64), (4,))[0]
+    assert relative(prop(x).cov, expected) < 1e-10
+    torch.testing.assert_close(prop(x).mean, model(x))
