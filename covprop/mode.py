@@ -86,6 +86,8 @@ def copied(model: Model) -> Model:
     Torch refuses to copy these, so that a network could be copied before its first pass only.
     """
     kept = [value for module in model.modules() for value in vars(module).values()]
+    for value in [value for value in kept if isinstance(value, dict | list | tuple)]:
+        kept += value.values() if isinstance(value, dict) else value
     graphs = [value for value in kept if isinstance(value, Tensor) and value.grad_fn is not None]
     return copy.deepcopy(model, {id(value): value.detach() for value in graphs})
 

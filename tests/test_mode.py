@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from covprop.mode import attributes_kept, called_with, switched, tensors_of
+from covprop.mode import attributes_kept, called_with, copied, switched, tensors_of
 
 
 class Merging(nn.Module):
@@ -134,3 +134,15 @@ def test_what_is_in_lists_dicts_and_buffers_is_that_of_before() -> None:
     assert list(layer.state_dict()) == list(Twice().state_dict())
     found = {name: value.tolist() for name, value in made.items()}
     assert found == {"0.shift": [2.0, 2.0], "0.none": [0.0], "0.grid": [1.0]}
+
+
+def test_a_copy_comes_without_the_graph_of_what_forward_kept() -> None:
+    """Torch copies no such tensors, and those in a list or dict were left in."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    out = model(torch.rand(3, 2))
+    model.out, model.features, model.named = out, [out], {"last": 2 * out}
+    twin = copied(model)
+    for value in (twin.out, *twin.features, *twin.named.values()):
+        assert not value.requires_grad
+    assert torch.equal(twin.named["last"], model.named["last"])
+    assert twin[0].weight is not model[0].weight
