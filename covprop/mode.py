@@ -40,24 +40,44 @@ def _switch(model: nn.Module, training: bool) -> None:
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Every module's attributes as they are now, afterwards; yields what the model itself got new.
+    """Every module's attributes as they are now, afterwards; yields what the model itself got new,
+    and the parameters and buffers that any of its modules got or exchanged.
 
-    A forward that keeps its features, or makes a grid at its first call, would keep what a trace
-    put in their place.
+    A forward that keeps its features, counts in a buffer, or makes a grid at its first call, would
+    keep what a trace put in their place. Attributes that are lists or dicts (modules hold their
+    buffers in one) have the same things in them afterwards.
     """
-    before = [(module, dict(vars(module))) for module in model.modules()]
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    inside = [
+        (value, dict(value) if isinstance(value, dict) else list(value))
+        for _, attributes in before
+        for value in attributes.values()
+        if isinstance(value, dict | list)
+    ]
     made: dict[str, Any] = {}
+    tensors = tensors_of(model)
     try:
         yield made
     finally:
         made |= {name: value for name, value in vars(model).items() if name not in before[0][1]}
-        for module, attributes in before:
-            now = vars(module)
-            for name in now.keys() - attributes.keys():
-                del now[name]
-            for name, value in attributes.items():
-                if name not in now or now[name] is not value:
-                    now[name] = value
+        for name, value in tensors_of(model).items():
+            if isinstance(value, Tensor) and value is not tensors.get(name):
+                made[name] = value
+        for now, then in [*before, *inside]:
+            _put_back(now, then)
+
+
+def _put_back(now: Any, then: Any) -> None:
+    """Make a list or dict what it was, touching only what is another thing."""
+    if isinstance(now, list):
+        if len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
+            now[:] = then
+        return
+    for name in now.keys() - then.keys():
+        del now[name]
+    for name, value in then.items():
+        if name not in now or now[name] is not value:
+            now[name] = value
 
 
 def copied(model: Model) -> Model:
@@ -66,6 +86,8 @@ def copied(model: Model) -> Model:
     Torch refuses to copy these, so that a network could be copied before its first pass only.
     """
     kept = [value for module in model.modules() for value in vars(module).values()]
+    for value in [value for value in kept if isinstance(value, dict | list | tuple)]:
+        kept += value.values() if isinstance(value, dict) else value
     graphs = [value for value in kept if isinstance(value, Tensor) and value.grad_fn is not None]
     return copy.deepcopy(model, {id(value): value.detach() for value in graphs})
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from covprop.mode import attributes_kept, called_with, switched, tensors_of
+from covprop.mode import attributes_kept, called_with, copied, switched, tensors_of
 
 
 class Merging(nn.Module):
@@ -107,3 +107,42 @@ def test_attributes_are_those_of_before_and_new_ones_are_told() -> None:
     assert made == {"new": 1}
     assert [set(vars(module)) for module in model.modules()] == names
     assert (model[0].merged, model[1].inplace) == (False, False)
+
+
+class Named(dict):  # type: ignore[type-arg]
+    """A dict that copy.copy cannot copy."""
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("not to be copied")
+
+
+def test_what_is_in_lists_dicts_and_buffers_is_that_of_before() -> None:
+    model = nn.Sequential(Twice())
+    layer, shift = model[0], model[0].shift
+    layer.kept, layer.grids = [1], Named(a=2)
+    with attributes_kept(model) as made:
+        layer.kept.append(3)
+        layer.grids |= {"a": 4, "b": 5}
+        layer.shift = layer.shift + 1
+        layer.none = torch.zeros(1)
+        layer.register_buffer("grid", torch.ones(1))
+        layer.extra = nn.ReLU()
+    assert (layer.kept, layer.grids) == ([1], {"a": 2})
+    assert layer.shift is shift
+    assert layer.none is None
+    assert [name for name, _ in layer.named_children()] == ["first", "other", "both"]
+    assert list(layer.state_dict()) == list(Twice().state_dict())
+    found = {name: value.tolist() for name, value in made.items()}
+    assert found == {"0.shift": [2.0, 2.0], "0.none": [0.0], "0.grid": [1.0]}
+
+
+def test_a_copy_comes_without_the_graph_of_what_forward_kept() -> None:
+    """Torch copies no such tensors, and those in a list or dict were left in."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    out = model(torch.rand(3, 2))
+    model.out, model.features, model.named = out, [out], {"last": 2 * out}
+    twin = copied(model)
+    for value in (twin.out, *twin.features, *twin.named.values()):
+        assert not value.requires_grad
+    assert torch.equal(twin.named["last"], model.named["last"])
+    assert twin[0].weight is not model[0].weight

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from covprop.mode import called_with
 from covprop.propagate.faults import Fault
-from covprop.propagate.look import FAILURES, Look
+from covprop.propagate.look import FAILURES, Look, same_memory
 from covprop.propagate.plan import Step, refs, stand_in
 from covprop.propagate.registry import Unsupported, describe
 
@@ -36,8 +37,8 @@ def with_sizes(steps: list[Step]) -> list[Step]:
 def batch_dependent(steps: list[Step], seen: Look, image: Tensor) -> list[Fault]:
     """Steps whose covariance needs a value that changes with the batch, as in `x / x.shape[0]`, or
     from pass to pass, as in stochastic depth. `image` tells shape, type and device."""
-    one, drawn = _plain_values(steps, image, 1)
-    two, _ = _plain_values(steps, image, 2)
+    one, drawn = _plain_values(seen.model, steps, image, 1)
+    two, _ = _plain_values(seen.model, steps, image, 2)
     noisy = {0, *(slot for slot, step in enumerate(steps, start=1) if step.rule is not None)}
     varying = {
         slot for slot in range(len(one)) if slot not in noisy and not _same(one[slot], two[slot])
@@ -57,22 +58,38 @@ def batch_dependent(steps: list[Step], seen: Look, image: Tensor) -> list[Fault]
     return faults
 
 
+class _Plain(nn.Module):
+    """Computes the values without noise, and the slots of those drawn at random. A module, so that
+    it can be run on copies of the model's buffers."""
+
+    def __init__(self, model: nn.Module, steps: list[Step]) -> None:
+        super().__init__()
+        self.model, self.steps = model, steps
+
+    def forward(self, image: Tensor, batch: int) -> tuple[list[Any], set[int]]:
+        values: list[Any] = [stand_in(image, tuple(image.shape), batch)]
+        drawn: set[int] = set()
+        state = _generators(image)
+        for slot, step in enumerate(self.steps, start=1):
+            if step.rule is not None:
+                values.append(stand_in(image, step.out_shape, batch))
+                continue
+            values.append(step.run(values))
+            before, state = state, _generators(image)
+            moved = any(not torch.equal(a, b) for a, b in zip(before, state, strict=True))
+            if moved or not drawn.isdisjoint(refs((step.args, step.kwargs))):
+                drawn |= {n for n, value in enumerate(values) if same_memory(value, values[slot])}
+                drawn.add(slot)
+        return values, drawn
+
+
 @torch.no_grad()
-def _plain_values(steps: list[Step], image: Tensor, batch: int) -> tuple[list[Any], set[int]]:
-    """The values without noise for a batch of this size, and the slots of those drawn at random."""
-    values: list[Any] = [stand_in(image, tuple(image.shape), batch)]
-    drawn: set[int] = set()
-    state = _generators(image)
-    for slot, step in enumerate(steps, start=1):
-        if step.rule is not None:
-            values.append(stand_in(image, step.out_shape, batch))
-            continue
-        values.append(step.run(values))
-        before, state = state, _generators(image)
-        moved = any(not torch.equal(a, b) for a, b in zip(before, state, strict=True))
-        if moved or not drawn.isdisjoint(refs((step.args, step.kwargs))):
-            drawn.add(slot)
-    return values, drawn
+def _plain_values(
+    model: nn.Module, steps: list[Step], image: Tensor, batch: int
+) -> tuple[list[Any], set[int]]:
+    """What `_Plain` finds for a batch of this size."""
+    copies = {buffer: buffer.clone() for buffer in model.buffers()}
+    return called_with(_Plain(model, steps), copies, image, batch)
 
 
 def _generators(image: Tensor) -> list[Tensor]:
@@ -83,10 +100,20 @@ def _generators(image: Tensor) -> list[Tensor]:
 
 def _same(one: Any, two: Any) -> bool:
     """Whether a value for a batch of one is that for two images, up to the number of copies."""
+    if isinstance(one, tuple | list) and isinstance(two, tuple | list):
+        return len(one) == len(two) and all(map(_same, one, two))
     if not isinstance(one, Tensor):
         return type(one) is type(two) and bool(one == two)
     if one.is_meta or one.ndim != two.ndim:
         return one.is_meta
-    return all(a in (1, b) for a, b in zip(one.shape, two.shape, strict=True)) and torch.equal(
-        one.expand_as(two), two
-    )
+    fits = all(a in (1, b) for a, b in zip(one.shape, two.shape, strict=True))
+    return fits and _close(one.expand_as(two), two)
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    """Equal, up to rounding: a layer may add in another order for another size of the batch."""
+    if not one.is_floating_point() or not one.numel():
+        return torch.equal(one, two)
+    tolerance = torch.finfo(one.dtype).eps ** 0.5
+    largest = one.detach().nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return torch.allclose(one, two, tolerance, tolerance * float(largest), equal_nan=True)

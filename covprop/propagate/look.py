@@ -29,6 +29,8 @@ MADE = {
     *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 }
 """Functions that read a tensor's type and device, but none of its values."""
+LIKE = {Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as}
+"""Methods that read type, device or sizes of a second tensor, but none of its values."""
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 
 
@@ -105,7 +107,8 @@ class Look(nn.Module):
         used = refs((step.args, step.kwargs))
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
-        if not random or step.operation in MADE or not carries_noise(value):
+        made = step.operation in MADE or (step.operation in LIKE and used[0] not in random)
+        if not random or made or not carries_noise(value):
             return step, None
         given = operands_of(step)
         operands = tuple(
@@ -205,7 +208,7 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
         for number, step in enumerate(steps)
         if step.overwrites is not None
         and any(
-            last_read.get(slot, -1) > number and _same_memory(values[slot], values[step.overwrites])
+            last_read.get(slot, -1) > number and same_memory(values[slot], values[step.overwrites])
             for slot in range(number + 1)
             if slot != step.overwrites
         )
@@ -229,7 +232,8 @@ def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
     ]
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
+    """Whether both are tensors, one of which may be a view of the other."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return False
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata

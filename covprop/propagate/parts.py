@@ -127,7 +127,7 @@ class Parts:
 
     def _all_covariances(self, cov: Tensor, settings: Settings) -> tuple[list[Ready], Tensor]:
         covs: tuple[Any, ...] = (cov,)
-        values: tuple[Any, ...] = (stand_in(cov, self.plan.input_shape),)
+        values: tuple[Any, ...] = (stand_in(self.plan.typed(cov), self.plan.input_shape),)
         done: list[Ready] = []
         for part in self.parts:
             covs, values, stds = self.covariances(part, covs, values, settings)

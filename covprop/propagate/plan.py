@@ -41,6 +41,7 @@ class Attribute:
 
     owner: nn.Module
     name: str
+    copied: bool = False  # a later step writes into it, which is for the pass only
 
 
 @dataclass(frozen=True, eq=False)  # by identity: not every value has a hash
@@ -87,7 +88,8 @@ class Step:
     def run(self, values: list[Any]) -> Any:
         """The step itself, on plain values."""
         if isinstance(self.target, Attribute):
-            return getattr(self.target.owner, self.target.name)
+            found = getattr(self.target.owner, self.target.name)
+            return found.clone() if self.target.copied else found
         if isinstance(self.target, Constant):
             made = self.target.value
             on = values[0].device if isinstance(values[0], Tensor) else None
@@ -196,7 +198,7 @@ class Plan:
     ) -> list[Tensor | None]:
         """The covariance of every slot, from the weights and σ alone."""
         covs: list[Tensor | None] = [cov]
-        values: list[Any] = [stand_in(cov, self.input_shape)]
+        values: list[Any] = [stand_in(self.typed(cov), self.input_shape)]
         self.extend_covariances(covs, values, len(self.steps), settings, correct)
         return covs
 
@@ -214,7 +216,11 @@ class Plan:
                 continue
             out = step.covariance(step.layer(values), covs, values, settings)
             covs.append(correct(slot, out) if correct else out)
-            values.append(stand_in(out, step.out_shape) if step.sized else None)
+            values.append(stand_in(self.typed(out), step.out_shape) if step.sized else None)
+
+    def typed(self, cov: Tensor) -> Tensor:
+        """A tensor of the type of the weights, which may be another than that of Σ."""
+        return next((p for p in self.root.parameters() if p.is_floating_point()), cov)
 
     def logit_covariance(self, cov: Tensor | None) -> Tensor:
         """The output's covariance over classes: logits may be the pixels of a flattened image."""

@@ -76,6 +76,7 @@ UNTRACEABLE = {
     "nn.ModuleList or an nn.ModuleDict",
     "does not support item assignment": "put the parts together by torch.cat instead of writing "
     "them into a tensor",
+    "a plain number of": "compute with the value itself, as in x * self.scale, or keep the number",
 }
 """What torch.fx says, in part, and what to do then."""
 ANYTHING_ELSE = (
@@ -146,7 +147,11 @@ def target_of(node: fx.Node, modules: dict[str, nn.Module], made: dict[str, Any]
         return Constant(node.args[0] if node.args else None)
     if node.op == "get_attr":
         owner, _, name = target.rpartition(".")
-        return Constant(made[target]) if target in made else Attribute(modules[owner], name)
+        if target in made:
+            return Constant(made[target])
+        calls = [user for user in node.users if user.op != "call_module"]
+        written = any(writes(user) and user.args[:1] == (node,) for user in calls)
+        return Attribute(modules[owner], name, copied=written)
     return target
 
 
@@ -250,11 +255,21 @@ def flatten_graph(
 def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) -> Plan:
     """Plan the propagation through a model, or raise `UnsupportedModel` with every fault.
 
-    The model itself is not run: shapes are found on meta tensors.
+    The model itself is not run: shapes are found on meta tensors. Nothing of it changes, nor do
+    torch's generators move.
     """
     check_module(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     refuse_hooked_weights(model)
+    like = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+    image = torch.empty(input_shape, dtype=float_type(model), device=like.device)
+    with attributes_kept(model), torch.random.fork_rng([like.device] if like.is_cuda else []):
+        return plan_of(model, image, settings)
+
+
+def plan_of(model: nn.Module, image: Tensor, settings: Settings) -> Plan:
+    """The plan of a model that may be changed; `image` tells shape, type and device."""
+    input_shape = tuple(image.shape)
     graph, made, called = trace(model, input_shape)
     steps, output = flatten_graph(model, graph, made)
     two = look(model, steps, input_shape, settings)
@@ -267,13 +282,11 @@ def build(model: nn.Module, input_shape: tuple[int, ...], settings: Settings) ->
     if faults := root_hooks(model, two.values[0], logits):
         raise unsupported(type(model).__name__, faults)
     done = with_sizes(two.done)
-    like = next(chain(model.parameters(), model.buffers()), torch.empty(0))
-    image = torch.empty(input_shape, dtype=float_type(model), device=like.device)
     if faults := [*batch_dependent(done, two, image), *normed_by_the_batch(done, two)]:
         raise unsupported(type(model).__name__, faults)
     owners = [step.target.owner for step in done if isinstance(step.target, Attribute)]
     links = links_of(model, [*called, *owners])
-    return Plan(tuple(free_early(done, output)), output, tuple(input_shape), model, links)
+    return Plan(tuple(free_early(done, output)), output, input_shape, model, links)
 
 
 def free_early(steps: list[Step], output: int) -> list[Step]:

@@ -41,7 +41,18 @@ class Sizes(tuple):
 
 
 class Value(fx.Proxy):
-    """A value of the trace; its sizes are numbers where they are known."""
+    """A value of the trace; its sizes are numbers where they are known, and what buffers are."""
+
+    tracer: Tracer
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """As of any Proxy, which looks for values of the trace in plain tuples only."""
+        plain = lambda arg: tuple(arg) if isinstance(arg, Sizes) else arg  # noqa: E731
+        given = {name: plain(value) for name, value in (kwargs or {}).items()}
+        return super().__torch_function__(function, types, tuple(map(plain, args)), given)
 
     def _seen(self) -> Tensor | None:
         """What the value is for the first of BATCHES, if it is a tensor of known dimensions."""
@@ -72,6 +83,22 @@ class Value(fx.Proxy):
     def ndim(self) -> Any:
         return super().__getattr__("ndim") if self._seen() is None else self.dim()
 
+    def __len__(self) -> int:
+        rows = self.size(0) if self._seen() is not None and self.dim() else None
+        return rows if isinstance(rows, int) else super().__len__()
+
+    def __int__(self) -> int:
+        return int(self.tracer.number(self.node))
+
+    def __float__(self) -> float:
+        return float(self.tracer.number(self.node))
+
+    def item(self) -> Any:
+        return self.tracer.number(self.node).item()
+
+    def tolist(self) -> Any:
+        return self.tracer.number(self.node).tolist()
+
 
 class Tracer(fx.Tracer):
     """Traces into the user's blocks; a module that has a rule is one step.
@@ -95,6 +122,7 @@ class Tracer(fx.Tracer):
     def create_args_for_root(self, root_fn: Any, is_module: bool, *_: Any, **__: Any) -> Any:
         function, arguments = super().create_args_for_root(root_fn, is_module)
         arguments[1].node.meta[SEEN] = self.images
+        self.given = {*self.root.modules()}
         rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
 
         def returning(*values: Any) -> Any:
@@ -113,11 +141,20 @@ class Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         if isinstance(inner := getattr(m, "_orig_mod", None), nn.Module):  # of torch.compile
             m, call = inner, (inner.forward, *call[1:])
+        if m not in self.given and m in {*self.root.modules()}:
+            raise UnsupportedModel(
+                f"{type(self.root).__name__}.forward makes a layer of its own "
+                f"({type(m).__name__}): make it in __init__, or, if forward makes it once, run the "
+                "model on a batch of images before."
+            )
         self.called.append(m)
         return super().call_module(m, *call)
 
     def getattr(self, attr: str, attr_val: Any, *cache: Any) -> Any:
         return attr_val if self.aside else super().getattr(attr, attr_val, *cache)
+
+    def create_arg(self, a: Any) -> Any:
+        return super().create_arg(a.item() if isinstance(a, np.number) else a)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Value(node, self)
@@ -126,7 +163,8 @@ class Tracer(fx.Tracer):
         node = super().create_node(*given, **options)
         self.aside = True
         try:
-            node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
+            with torch.random.fork_rng([]):  # a node may draw: that is done anew in every pass
+                node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
         except Exception:
             node.meta.pop(SEEN, None)
         finally:
@@ -158,24 +196,43 @@ class Tracer(fx.Tracer):
         """Branches on two sizes of the batch, and on what weights and buffers alone decide."""
         node = obj.node
         if node.target in (operator.eq, operator.ne) and len(node.all_input_nodes) == 2:
-            one, other = (arg.meta.get(SEEN) for arg in node.all_input_nodes)
-            if one is not None and one == other and isinstance(one[0], int):
+            one, other = (arg.meta.get(SEEN, (None,)) for arg in node.all_input_nodes)
+            if isinstance(one[0], int) and isinstance(other[0], int) and one == other:
                 return node.target is operator.eq
-        self.aside = True
         try:
-            return bool(self._constant(node))
+            return bool(self._decided(node))
         except LookupError:
             return super().to_bool(obj)
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        rows = obj.size(0) if obj._seen() is not None else None
+        return (obj[row] for row in range(rows)) if isinstance(rows, int) else super().iter(obj)
+
+    def number(self, node: fx.Node) -> Any:
+        """What forward reads as a plain number, if buffers alone decide it: weights are trained."""
+        try:
+            return self._decided(node, weights=False)
+        except LookupError:
+            raise TypeError("it takes a plain number of weights or of a value") from None
+
+    def _decided(self, node: fx.Node, weights: bool = True) -> Any:
+        """A value that buffers alone decide, or weights and buffers, else LookupError."""
+        self.aside = True
+        try:
+            return self._constant(node, weights)
         finally:
             self.aside = False
 
-    def _constant(self, node: fx.Node) -> Any:
-        """A value that weights and buffers alone decide, else LookupError."""
+    def _constant(self, node: fx.Node, weights: bool) -> Any:
         if node.op == "get_attr":
-            return functools.reduce(getattr, str(node.target).split("."), self.root)
+            value = functools.reduce(getattr, str(node.target).split("."), self.root)
+            if isinstance(value, nn.Parameter) and not weights:
+                raise LookupError
+            return value
         if node.op not in ("call_function", "call_method") or str(node.target).endswith("_"):
             raise LookupError
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._constant)
+        refer: Any = lambda arg: self._constant(arg, weights)  # noqa: E731
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), refer)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]

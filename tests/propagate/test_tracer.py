@@ -63,7 +63,12 @@ def by_range(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(rows, 1).flatten(start_dim=1)
 
 
-WAYS = [by_assertions, by_loop_over_sizes, by_unpacking, by_share_of_channels, by_range]
+def by_zeros(net: nn.Module, x: Tensor) -> Tensor:
+    shift = torch.zeros(x.shape) + torch.ones(size=x.size()) - torch.ones(x.shape)
+    return (x + shift).view(x.shape[0], np.prod(x.shape[1:]))
+
+
+WAYS = [by_assertions, by_loop_over_sizes, by_unpacking, by_share_of_channels, by_range, by_zeros]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -77,40 +82,30 @@ def test_a_forward_may_compute_and_branch_with_sizes(way) -> None:  # type: igno
     torch.testing.assert_close(out.mean, model(x))
 
 
-class OwnNorm(nn.BatchNorm2d):
-    """A subclass is traced into: its forward asks for dimensions and counts batches."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
-
-def test_a_subclass_of_batch_norm_is_traced_and_left_alone() -> None:
-    model = nn.Sequential(OwnNorm(4), nn.Flatten(), nn.Linear(36, 2))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    prop = Propagator(model, 0.5, (4, 3, 3))
-    check(model, (4, 3, 3))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    x = torch.rand(5, 4, 3, 3)
-    prop(x)
-    assert not torch.equal(model[0].running_mean, before["0.running_mean"])
-    model.eval()
-    torch.testing.assert_close(prop(x).mean, model(x))
+NUMBERS = {
+    "float": lambda net, x: x * float(net.scale[1]),
+    "item": lambda net, x: x * net.scale.max().item(),
+    "int": lambda net, x: x[:, : int(net.scale[2])],
+    "list": lambda net, x: x * net.scale.tolist()[3],
+    "length": lambda net, x: x * len(net.scale),
+    "loop": lambda net, x: torch.cat([x[:, i : i + 1] * s for i, s in enumerate(net.scale)], 1),
+    "equal": lambda net, x: x if net.scale[0] == net.scale[1] else 3 * x,
+}
 
 
-def test_what_forward_computes_of_buffers_follows_them() -> None:
-    """It was computed once, in the trace, and a counter was moved by it."""
+@pytest.mark.parametrize("way", NUMBERS.values(), ids=NUMBERS.keys())
+def test_numbers_of_buffers_are_numbers(way: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model = Written(lambda net, x: way(net, x).mean((2, 3)), 4).double().eval()
+    x = torch.rand(3, 4, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(Propagator(model, 0.5, (4, 3, 3))(x).mean, model(x))
 
-    def scaled(net: nn.Module, x: Tensor) -> Tensor:
-        net.calls.add_(1)  # type: ignore[operator]
-        return (x / net.scale.sqrt()[None, :, None, None]).flatten(1)  # type: ignore[operator]
 
-    model = Written(scaled).eval()
-    prop = Propagator(model, 0.5, (4, 3, 3))
-    assert model.calls == 0
-    x = torch.rand(2, 4, 3, 3)
-    with torch.no_grad():
-        model.scale.copy_(torch.tensor([9.0, 1.0, 4.0, 0.25]))
-    torch.testing.assert_close(prop(x).mean, model(x))
+@pytest.mark.parametrize("read", [float, lambda value: value.item(), lambda value: value.tolist()])
+def test_numbers_of_weights_are_refused(read: Callable[[Tensor], float]) -> None:
+    """They would be those of before the training."""
+    model = Written(lambda net, x: x.flatten(1) * read(net.inner.bias[0]))  # type: ignore[union-attr, index]
+    with pytest.raises(UnsupportedModel, match="compute with the value itself"):
+        check(model, (4, 3, 3))
 
 
 def test_what_buffers_decide_is_decided() -> None:
@@ -198,9 +193,22 @@ def test_a_depth_that_is_drawn_in_the_trace_is_refused(draw: Callable[[], bool])
         prop.train()(x)
 
 
-def test_noise_that_a_model_adds_in_training_is_drawn_anew() -> None:
-    model = Written(lambda net, x: (x + torch.randn_like(x) if net.training else x).flatten(1))
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.randn_like,
+        lambda x: torch.randn([x.size(0), 1, 1, 1]),
+        lambda x: torch.randn(x.size()),
+    ],
+    ids=["like", "list", "size"],
+)
+def test_noise_that_a_model_adds_in_training_is_drawn_anew(
+    draw: Callable[[Tensor], Tensor],
+) -> None:
+    model = Written(lambda net, x: (x + draw(x) if net.training else x).flatten(1))
+    state = torch.get_rng_state()
     prop = Propagator(model, 0.5, (4, 3, 3))
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn when it is made
     x = torch.rand(2, 4, 3, 3)
     assert not torch.equal(prop(x).mean, prop(x).mean)
     prop.eval()
