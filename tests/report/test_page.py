@@ -66,6 +66,19 @@ def test_the_page_has_runs_taken_together(tmp_path: Path) -> None:
     assert not any(name in alone for name in headings)
 
 
+def test_the_page_compares_runs_on_the_same_images(tmp_path: Path) -> None:
+    for seed, name in enumerate(("a", "b", "c"), 1):
+        make_run(tmp_path / name, seed)
+    radii, summaries = summarize(read([tmp_path])[0])
+    best = max(summaries, key=lambda s: s.acr.value)
+    text = Outline(render(radii, summaries)).text
+    assert "Compared with the best, on the same images" in text
+    for other in summaries:
+        difference = f"{other.acr.value - best.acr.value:.3f}".replace("-", "−")
+        assert (f"{difference}±" in text) == (other is not best)
+    assert "Compared with" not in Outline(render(radii, summaries[:1])).text
+
+
 def test_the_page_loads_nothing_and_escapes_everything(page: Path) -> None:
     text = page.read_text()
     outline = Outline(text)
