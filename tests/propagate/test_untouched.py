@@ -173,18 +173,13 @@ def test_a_layer_in_training_that_sees_constants_is_left_alone() -> None:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-class Seen(nn.Module):
-    """A layer with a rule that keeps what it sees."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return 2 * x
-
-
-covprop.rule(Seen)(lambda layer, cov, settings: 4 * cov)
-
-
 def test_a_layer_with_a_rule_keeps_nothing_of_a_check() -> None:
+    class Seen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x
+            return 2 * x
+
+    covprop.rule(Seen)(lambda layer, cov, settings: 4 * cov)
     model = nn.Sequential(nn.Linear(4, 4), Seen(), nn.Linear(4, 2))
     check(model, (4,))
     assert "seen" not in vars(model[1])
