@@ -33,8 +33,28 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
             )
     rows = [dict(zip(names, line, strict=True)) for line in lines[1:]]
     place = next((name for name in PLACES if name in names), None)
+    if place is None and "id" in names and _numbered([row["id"] for row in rows]):
+        place = "id"
     if place is not None:
         rows.sort(key=lambda row: int(row[place]))
         if [int(row[place]) for row in rows] != list(range(len(rows))):
             raise ValueError(f"its column {place or '(first)'} must count 0, 1, 2, … once each")
     return rows
+
+
+def _numbered(ids: list[str]) -> bool:
+    """Whether a column `id` numbers the images: whole numbers from 0 on, in any order.
+
+    Ids that grow, or are no numbers, say nothing of the order. Others do, but not which it is.
+    """
+    if not all(one.strip().isdecimal() for one in ids):
+        return False
+    numbers = [int(one) for one in ids]
+    if sorted(numbers) == list(range(len(numbers))):
+        return True
+    if sorted(numbers) != numbers:
+        raise ValueError(
+            "its column id is not in order and does not count from 0; sort the rows by the order "
+            "of the images, or number these 0, 1, 2, … in a column index"
+        )
+    return False
