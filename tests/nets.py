@@ -1,5 +1,6 @@
 """Networks that several tests share: in every style of code, of known answers, a user's own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -65,6 +66,20 @@ class HalfSpace(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         margin = x.flatten(1) @ self.w - 0.2
         return torch.stack([torch.zeros_like(margin), margin, margin - 9], 1)
+
+
+class Written(nn.Module):
+    """A function of the module and its image, and a linear layer."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor], features: int = 36) -> None:
+        super().__init__()
+        self.function, self.last = function, nn.Linear(features, 2)
+        self.register_buffer("scale", torch.tensor([0.5, 2.0, 4.0, 3.0]))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.inner = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self, x))
 
 
 def own_net(folder: Path, layers: str, parameters: str = "num_classes, image_shape") -> str:

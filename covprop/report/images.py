@@ -27,8 +27,8 @@ def different_images(certifications: Sequence[Certification]) -> list[str]:
 
 def images_certified(c: Certification) -> Hashable:
     """Which images of its data set a run was certified on, to be compared with another run's."""
-    # Where no data set is named, other labels tell that it is another one.
     numbers = c.rows.idx.tolist()
+    # Where no data set is named, other labels tell that it is another one.
     images = numbers if c.data else zip(numbers, c.rows.label.tolist(), strict=True)
     # The hash is that of an own set, which may have changed though its numbers have not.
     return frozenset(images), c.meta.get("images")

@@ -1,10 +1,10 @@
 """Making a propagator and checking a model leave all of the model as it was."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
+from nets import Written
 from oracles import dense_covariance, relative
 from torch import Tensor, nn
 
@@ -12,20 +12,6 @@ import covprop
 from covprop import PAPER, Propagator, UnsupportedModel, check
 
 EXACT = PAPER.but(r_max=0.0)
-
-
-class Written(nn.Module):
-    """A function of the module and its image, and a linear layer."""
-
-    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor], features: int = 36) -> None:
-        super().__init__()
-        self.function, self.last = function, nn.Linear(features, 2)
-        self.register_buffer("scale", torch.tensor([0.5, 2.0, 4.0, 3.0]))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.inner = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.function(self, x))
 
 
 class OwnNorm(nn.BatchNorm2d):
