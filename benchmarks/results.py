@@ -4,8 +4,6 @@
         --slots 6 --minutes 9 --archive explore.tar.gz
     python benchmarks/results.py benchmarks/waves/smoke.toml --slots 2
     python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --list
-    python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --alone --data DATA
-    python benchmarks/results.py benchmarks/waves/cifar10-0.25.toml --also --data DATA
     python benchmarks/results.py benchmarks/waves/mnist-0.{25,50}.toml --data DATA --slots 6
 
 Each job is `covprop train`, `covprop certify` and `covprop estimate` into RUNS/WAVE/JOB-seedN, with
@@ -72,7 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--go-on", action="store_true", help="start also what ends in a later call")
     parser.add_argument("--alone", action="store_true", help="time epochs, one run after another")
     parser.add_argument("--also", action="store_true", help="certify finished runs further")
-    parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
+    parser.add_argument("--list", action="store_true", help="show what is left and run nothing")
     return parser.parse_args()
 
 
@@ -99,12 +97,8 @@ class Queue:
             return True
         if self.options.also:
             return bool(job.also) and (self.options.runs / job.path / "model.safetensors").exists()
-        for folder in (self.options.runs / job.path, Path("results") / job.path):
-            file = folder / "run.json"
-            if file.exists():
-                status = json.loads(file.read_text(encoding="utf-8"))["status"]
-                return status != "done" and bool(self.options.again)
-        return True
+        status = ended(job, self.options.runs)
+        return not status or (status == "failed" and bool(self.options.again))
 
     def run(self) -> None:
         """Until all jobs are done, or no more of them fit into the time."""
@@ -255,6 +249,26 @@ class Queue:
             self.archive()
 
 
+def ended(job: Job, runs: Path) -> str:
+    """How the job ended, done or failed, here or under results/; "" if it did not yet."""
+    for folder in (runs / job.path, Path("results") / job.path):
+        file = folder / "run.json"
+        if file.exists():
+            return str(json.loads(file.read_text(encoding="utf-8"))["status"])
+    return ""
+
+
+def show(jobs: list[Job], runs: Path) -> None:
+    """A line a job, and what those that have not ended yet will take."""
+    left = [job for job in jobs if not ended(job, runs)]
+    for job in jobs:
+        when = f"about {duration(job.alone)}" if job in left else ended(job, runs)
+        print(f"{job.path:60s} {job.epochs:4d} epochs  {when}")
+    print(
+        f"{len(left)} of {len(jobs)} jobs left, about {duration(total_alone(left))} of the machine"
+    )
+
+
 def facts() -> machine.Facts:
     """The machine and versions, and whether runs share its GPU through CUDA's MPS."""
     found = machine.facts(choose_device("auto"))
@@ -276,9 +290,7 @@ def main() -> None:
     if options.only:
         jobs = [job for job in jobs if job.name in options.only or job.folder in options.only]
     if options.list:
-        for job in jobs:
-            print(f"{job.path:60s} {job.epochs:4d} epochs  about {duration(job.alone)}")
-        print(f"{len(jobs)} jobs, about {duration(total_alone(jobs))} of the machine")
+        show(jobs, options.runs)
         return
     queue = Queue(options, jobs)
     if options.alone:

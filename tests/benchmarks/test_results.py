@@ -81,6 +81,11 @@ def test_a_wave_is_run_and_archived(
     assert Path("first/bad-seed0/run.json") in names
     # What is done is not run again, and a failure only if asked for.
     assert [job.name for job in results.Queue(options, listed).waiting] == ["long"]
+    capsys.readouterr()
+    results.show(listed, options.runs)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("epochs")[1].split() for line in lines[:2]] == [["done"], ["failed"]]
+    assert lines[3] == "1 of 3 jobs left, about 277 h 46 min of the machine"
     options.again = True
     assert [job.name for job in results.Queue(options, listed).waiting] == ["bad", "long"]
     # A finished run is certified further when that is asked for, one without `mps` too.
