@@ -8,8 +8,11 @@ import hashlib
 import math
 import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -65,7 +68,7 @@ class Workers:
             num_workers=count,
             persistent_workers=count > 0,
             prefetch_factor=ahead or None,
-            worker_init_fn=_apart,
+            worker_init_fn=partial(_apart, os.getpid()),
             generator=torch.Generator(),  # its own, or it would draw from the global random state
         )
 
@@ -88,10 +91,21 @@ class Workers:
             yield self.slots[task.slot, : len(task.images)]
 
 
-def _apart(worker: int) -> None:
-    """Out of reach of what is sent to a whole group, as a closed terminal and Ctrl-C are: training
-    takes these for a wish to stop, and needs its images until its checkpoint is written."""
+def _apart(trainer: int, worker: int) -> None:
+    """Out of reach of what is sent to a whole group, as a closed terminal and Ctrl-C are, and of a
+    SIGTERM to every process of a job, as batch systems send it: training takes these for a wish to
+    stop, and needs its images until its checkpoint is written."""
     os.setpgrp()
+    if hasattr(signal, "sigwaitinfo"):  # on Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_with, args=[trainer], daemon=True).start()
+
+
+def _end_with(trainer: int) -> None:
+    """End this process when `trainer` says so; that it is gone is seen by the loader itself."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
+        pass
+    os._exit(0)
 
 
 class _Files(Dataset[str]):

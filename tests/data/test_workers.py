@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import random
+import subprocess
 import time
 from dataclasses import replace
 
@@ -115,6 +116,22 @@ def test_a_signal_to_the_whole_group_does_not_reach_them(folder):
     groups = [os.getpgid(process.pid) for process in multiprocessing.active_children()]
     assert len(groups) >= 2
     assert os.getpgid(0) not in groups
+
+
+def test_a_sigterm_to_every_process_of_a_job_does_not_end_them(folder):
+    """Batch systems send one; the trainer's own ends them."""
+    own, before = replace(folder), set(multiprocessing.active_children())
+    first = epoch(own, workers=2)
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    subprocess.run(["kill", "-TERM", *(str(process.pid) for process in started)], check=True)
+    time.sleep(0.2)
+    assert all(process.is_alive() for process in started)
+    assert same(first, epoch(own, workers=2))
+    one = started.pop()
+    one.terminate()
+    one.join(5)
+    assert one.exitcode == 0
 
 
 def test_epochs_at_once_do_not_meet(folder):
