@@ -167,10 +167,12 @@ def certify(
     images: Annotated[
         int | None,
         typer.Option(
-            help="Images of the sequential ways.", show_default="a run's: 500; else 16; CPU: 4"
+            help="Images certified sequentially.", show_default="a run's: 500; else 16; CPU: 4"
         ),
     ] = None,
-    few: Annotated[int, typer.Option(help="Images of the usual loop.")] = 2,
+    few: Annotated[
+        int, typer.Option(help="Images certified by the usual loop, which is slow.")
+    ] = 2,
     batch: Annotated[
         int | None,
         typer.Option(help="Samples in one forward pass on a GPU.", show_default="32 px: 2112"),
@@ -245,7 +247,7 @@ def truth(
     """How true the five estimators are on a trained network.
 
     \b
-    covprop bench truth runs/digits/radius-0.25
+    covprop bench truth runs/digits/radius-linearized-0.25
     covprop bench truth RUN --images 200 --samples 5000 --save
 
     Quantiles over test images of predicted over Monte Carlo variance of the

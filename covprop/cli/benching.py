@@ -27,7 +27,9 @@ Image = Annotated[
     typer.Option(help="Pixels a side; above 96 with the ImageNet stem.", show_default="32"),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's")]
-Rounds = Annotated[int | None, typer.Option(help="Samples of every side.", show_default="30")]
+Rounds = Annotated[
+    int | None, typer.Option(help="How often each side is timed.", show_default="30")
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Only show that it runs: few rounds, figures mean nothing.")
 ]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,7 +56,9 @@ def certify(
     fast: options.Fast = None,
     compiled: options.Compiled = None,
     data: options.Data = None,
-    out: options.Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The log.", show_default="RUN/certify_sigma_S.tsv")
+    ] = None,
     restart: options.Restart = False,
     arch: options.Arch = None,
     dataset: options.Dataset = None,
@@ -64,7 +67,7 @@ def certify(
     """Certify the predictions of a smoothed classifier.
 
     \b
-    covprop certify runs/digits/radius-0.25          N = 100,000, as usual
+    covprop certify runs/digits/radius-linearized-0.25     with N = 100,000
     covprop certify RUN --n 10000 --max 100          a quick look
     covprop certify RUN --restart                    anew; the log so far is kept
     covprop certify RUN --sequential --delta 0.05    the radius to within 0.05

@@ -46,7 +46,7 @@ def estimate(
     """Estimate the radius of every image in closed form.
 
     \b
-    covprop estimate runs/digits/radius-0.25
+    covprop estimate runs/digits/radius-linearized-0.25
     covprop estimate RUN --estimator linearized --estimator sampled:200 --max 100
 
     The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the moments of

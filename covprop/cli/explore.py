@@ -24,8 +24,8 @@ def explore(
     """Look at one image and one noise level at a time, on a page that this computer serves.
 
     \b
-    covprop explore runs/digits/radius-0.25           prints an address to open
-    covprop explore runs/digits/radius-0.25 --open    opens it
+    covprop explore runs/digits/radius-linearized-0.25           prints an address
+    covprop explore runs/digits/radius-linearized-0.25 --open    opens it
 
     The page shows the image with and without noise, class probabilities, the
     propagated ellipses beside noisy samples, estimated radii and, on request,

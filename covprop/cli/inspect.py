@@ -40,7 +40,11 @@ def inspect(
         int, typer.Option(help="Samples for the certificates of the images shown singly.")
     ] = 10_000,
     r_max: Annotated[
-        str, typer.Option(help="A number in [0, 1], or estimated: measured layer by layer.")
+        str,
+        typer.Option(
+            help="Largest correlation that is assumed between pixels, in [0, 1]; or estimated: "
+            "measured layer by layer."
+        ),
     ] = "0.2",
     show: Annotated[str, typer.Option(help="What to make, with commas between.")] = SHOW,
     out: Annotated[
@@ -58,7 +62,7 @@ def inspect(
     """See what the noise does inside a network, layer by layer.
 
     \b
-    covprop inspect runs/digits/radius-0.25
+    covprop inspect runs/digits/radius-linearized-0.25
     covprop inspect RUN --layers paper --n 1000       the paper's layer table
     covprop inspect RUN --images 3,17 --channels 0,5  chosen images and channels
     covprop inspect RUN --show layers                 the layer table alone

@@ -13,8 +13,10 @@ Sigma = Annotated[
     float | None,
     typer.Option(help="Noise level on the pixel scale [0, 1].", show_default="as trained"),
 ]
-Samples = Annotated[int, typer.Option("--n", help="Samples for the estimate.")]
-Alpha = Annotated[float, typer.Option(help="Probability that the statement is wrong.")]
+Samples = Annotated[int, typer.Option("--n", help="Noisy samples of each image.")]
+Alpha = Annotated[
+    float, typer.Option(help="Probability, for each image, that what is said of it is wrong.")
+]
 Skip = Annotated[
     int | None,
     typer.Option(help="Take every SKIP-th image.", show_default="the data set's, CIFAR-10: 20"),
@@ -50,9 +52,6 @@ Compiled = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder of the data sets.", show_default="$COVPROP_DATA, else ./data"),
-]
-Out = Annotated[
-    Path | None, typer.Option(help="The log.", show_default="RUN/certify_sigma_S.tsv, or predict_…")
 ]
 Restart = Annotated[
     bool,

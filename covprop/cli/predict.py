@@ -34,7 +34,9 @@ def predict(
     fast: options.Fast = None,
     compiled: options.Compiled = None,
     data: options.Data = None,
-    out: options.Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The log.", show_default="RUN/predict_sigma_S.tsv")
+    ] = None,
     restart: options.Restart = False,
     arch: options.Arch = None,
     dataset: options.Dataset = None,
@@ -43,7 +45,7 @@ def predict(
     """Predict with a smoothed classifier, or abstain where the samples do not settle it.
 
     \b
-    covprop predict runs/digits/radius-0.25 --n 1000
+    covprop predict runs/digits/radius-linearized-0.25 --n 1000
     covprop predict RUN cat.png dog.png --n 1000
 
     Image files have the model's size, or any size where it was trained on

@@ -42,8 +42,8 @@ Epochs = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Another length: milestones, from_epoch and other phases come in proportion, which "
-        "--set train.epochs leaves where they are.",
+        help="Train for N epochs instead, with all phases of the recipe (milestones, from_epoch) "
+        "in proportion; --set train.epochs=N leaves them where they are.",
         show_default=False,
     ),
 ]
@@ -75,7 +75,7 @@ def train(
 
     \b
     covprop list recipes                    what is there
-    covprop train digits/radius-0.25        less than a minute on a laptop
+    covprop train digits/radius-linearized-0.25   a minute on a laptop
     covprop train cifar10/radius-0.25 --data ~/data --out runs/first
     covprop train mnist/gaussian-0.50 --epochs 3 --set train.lr=0.1
     covprop train my.toml --set model=my_net.py:build      an own model

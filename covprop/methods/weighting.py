@@ -7,7 +7,7 @@ multiply the losses or say how often each image is drawn.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from covprop import noise
 from covprop.errors import InvalidInput, UnsupportedModel, first_line
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, Method, phase_of
+from covprop.options import Range
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
@@ -132,17 +133,13 @@ class RadiusWeights:
         count: int,
         *,
         by: Literal["loss", "sampling"] = "loss",
-        momentum: float = 0.6,
-        low: float = 0.1,
-        high: float = 2.0,
-        drop_below: float = -0.3,
-        from_epoch: int = 2,
+        momentum: Annotated[float, Range(0, 0.999)] = 0.6,
+        low: Annotated[float, Range(0, 1)] = 0.1,
+        high: Annotated[float, Range(1)] = 2.0,
+        drop_below: Annotated[float, Range(high=0)] = -0.3,
+        from_epoch: Annotated[int, Range(0)] = 2,
         device: torch.device | str = "cpu",
     ) -> None:
-        _require(0 <= momentum < 1, f"weighting.momentum must lie in [0, 1), not {momentum}.")
-        _require(0 <= low <= 1 <= high, f"weighting.low, high must enclose 1, not {low}, {high}.")
-        _require(drop_below <= 0, f"weighting.drop_below must be at most 0, not {drop_below}.")
-        _require(by in ("loss", "sampling"), f'weighting.by is "loss" or "sampling", not "{by}".')
         self.by, self.momentum, self.low, self.high = by, momentum, low, high
         self.drop_below, self.from_epoch = drop_below, from_epoch
         self.radius = torch.full((count,), torch.nan, device=device)  # nan: not seen yet
@@ -224,11 +221,6 @@ class RadiusWeights:
             )
         self.radius = radius.to(self.radius.device)
         self.start = state.get("start", radius).cpu()
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise InvalidInput(sentence)
 
 
 def resample(weights: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from covprop.errors import InvalidInput
 from covprop.methods import Losses, RadiusWeights
 from covprop.methods.weighting import resample
+from covprop.train import load
 
 ALL = torch.arange(6)
 
@@ -180,11 +181,11 @@ def test_an_image_twice_in_a_batch_does_not_depend_on_what_is_written_last() -> 
 
 
 @pytest.mark.parametrize(
-    "options", [{"momentum": 1.0}, {"low": 1.5}, {"high": 0.5}, {"low": -1.0}, {"drop_below": 0.1}]
+    "option", ["momentum=1.0", "low=1.5", "high=0.5", "low=-1.0", "drop_below=0.1", "from_epoch=-1"]
 )
-def test_options_out_of_range_are_refused(options: dict) -> None:
-    with pytest.raises(InvalidInput, match=r"weighting\."):
-        RadiusWeights(3, **options)
+def test_options_out_of_range_are_refused_as_the_recipe_is_read(option: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"weighting\.{option.split('=')[0]} must be at"):
+        load("cifar10/minutes/weighted-0.25", [f"weighting.{option}"])
 
 
 def test_weighted_loss_drops_mislabelled_images() -> None:
