@@ -19,8 +19,8 @@ from torch import nn
 import covprop
 from covprop.methods import METHODS
 from covprop.propagate import registry
-from covprop.propagate.faults import REASONS
 from covprop.propagate.rules.shape import piece
+from covprop.propagate.tracing.faults import REASONS
 from covprop.train.length import at_length
 from covprop.train.recipe import load, shipped
 

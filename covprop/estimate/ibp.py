@@ -25,7 +25,7 @@ from covprop.propagate.plan import Plan, Step
 from covprop.propagate.registry import Call, Layer, describe, kind, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build, check_module
+from covprop.propagate.tracing.trace import build, check_module
 
 WEIGHTED = (
     *(conv.conv, conv.conv_transpose, conv.functional_conv, conv.functional_conv_transpose),

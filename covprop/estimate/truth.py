@@ -19,7 +19,7 @@ from covprop.mode import switched
 from covprop.noise import seeded
 from covprop.propagate.inputs import check_samples
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 from covprop.radius import gap_between
 
 DENSE_IMAGES = 8  # the dense estimator takes minutes on more

@@ -18,7 +18,7 @@ from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
 from covprop.propagate.plan import Plan
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 
 
 @dataclass(frozen=True)

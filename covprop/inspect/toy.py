@@ -19,7 +19,7 @@ from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 
 Array = NDArray[np.float64]
 SIGMA = 0.5

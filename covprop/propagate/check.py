@@ -13,7 +13,7 @@ from covprop.propagate.inputs import check_shape
 from covprop.propagate.plans import Plans
 from covprop.propagate.repairs import called, repair, why_not
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import check_module
+from covprop.propagate.tracing.trace import check_module
 
 
 def check(model: nn.Module, input_shape: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 The passes loop over these steps instead of interpreting the fx graph. Such a loop compiles, trains
 under DDP, can be deep-copied and works with functional_call, because a step refers to the user's
-own module. `trace.py` makes the steps.
+own module. `tracing/` makes the steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from covprop.gaussian import Gaussian
 from covprop.layers import ActNorm
 from covprop.propagate.channels import channel_std, expand_pixels
-from covprop.propagate.links import Link
 from covprop.propagate.registry import Call, Layer, Rule, Unsupported, kind
 from covprop.propagate.settings import Settings
+from covprop.propagate.tracing.links import Link
 
 Correct = Callable[[int, Tensor], Tensor]
 """(slot, propagated covariance) -> corrected covariance."""

@@ -11,7 +11,7 @@ from covprop.mode import switched
 from covprop.names import nearest
 from covprop.propagate.plan import Plan
 from covprop.propagate.settings import Settings
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 
 
 class Plans:

@@ -14,12 +14,12 @@ from covprop.gaussian import Gaussian, Moments
 from covprop.logits import as_logits
 from covprop.pixels import check_sigma
 from covprop.propagate.inputs import check_images, check_momentum, check_shape, type_named
-from covprop.propagate.links import check_links
 from covprop.propagate.measure import measure
 from covprop.propagate.parts import Parts
 from covprop.propagate.plan import Plan, full_precision
 from covprop.propagate.plans import Plans, check_same_steps
 from covprop.propagate.settings import PAPER, Settings, check_settings
+from covprop.propagate.tracing.links import check_links
 
 
 def _note_calibrations(module: nn.Module, incompatible: object) -> None:

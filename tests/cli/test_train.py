@@ -209,7 +209,12 @@ def test_two_processes_measure_on_the_images_of_one(tmp_path: Path) -> None:
 
 def test_the_help_teaches_by_example() -> None:
     text = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "120"}).output
-    for part in ("covprop train digits/radius-linearized-0.25", "my_net.py:build", "torchrun", "--restart"):
+    for part in (
+        "covprop train digits/radius-linearized-0.25",
+        "my_net.py:build",
+        "torchrun",
+        "--restart",
+    ):
         assert part in text
 
 

@@ -11,7 +11,7 @@ from covprop import HermiteActivation, InvalidInput, Normalize, UnsupportedModel
 from covprop.estimate.ibp import GELU_VALLEYS, VALLEYS, Box, boxes, hermite_turns, ibp
 from covprop.propagate import registry
 from covprop.propagate.settings import PAPER
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 
 ACTIVATIONS = [
     *(nn.ReLU(), nn.LeakyReLU(0.1), nn.LeakyReLU(-0.5), nn.PReLU(1, -0.3), nn.GELU()),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import covprop
 from covprop import UnsupportedModel, check, fix, methods
-from covprop.propagate.faults import Fault
 from covprop.propagate.registry import describe
+from covprop.propagate.tracing.faults import Fault
 
 
 def source(fault: Fault) -> str:

@@ -8,7 +8,7 @@ from oracles import dense_covariance, random_covariance, relative
 from torch import Tensor, nn
 
 from covprop import PAPER, Propagator, UnsupportedModel, check
-from covprop.propagate.trace import build
+from covprop.propagate.tracing.trace import build
 
 SIGMA = 0.5
 

@@ -14,27 +14,25 @@ from torch.nn.parameter import is_lazy
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import attributes_kept
-from covprop.propagate.constant import batch_dependent, with_sizes
-from covprop.propagate.faults import failed_line, source_line, unsupported
-from covprop.propagate.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
-from covprop.propagate.links import links_of
-from covprop.propagate.look import (
+from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
+from covprop.propagate.rules.shape import piece
+from covprop.propagate.settings import Settings
+from covprop.propagate.tracing.constant import batch_dependent, with_sizes
+from covprop.propagate.tracing.faults import failed_line, source_line, unsupported
+from covprop.propagate.tracing.hooks import has_hooks, patched, refuse_hooked_weights, root_hooks
+from covprop.propagate.tracing.links import links_of
+from covprop.propagate.tracing.look import (
     float_type,
     hidden_writes,
     look,
     normed_by_the_batch,
 )
-from covprop.propagate.plan import Attribute, Constant, Plan, Ref, Step, refs
-from covprop.propagate.rules.shape import piece
-from covprop.propagate.settings import Settings
-from covprop.propagate.tracer import Tracer, no_logits, nothing_drawn
+from covprop.propagate.tracing.tracer import Tracer, no_logits, nothing_drawn
+from covprop.propagate.tracing.value import IN_PLACE
 
 # In-place operations run out of place: their input may be needed by a backward pass.
 OUT_OF_PLACE: dict[Any, Any] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
+    **IN_PLACE,
     **{
         getattr(Tensor, f"{name}_"): getattr(Tensor, name)
         for name in (

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covprop.propagate.faults import Fault, unsupported
 from covprop.propagate.registry import describe, kind
+from covprop.propagate.tracing.faults import Fault, unsupported
 
 CHANGES = "a hook changes what goes in or comes out, which no rule knows of"
 WRITE_OUT = "write into forward what the hook does, or remove it"

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import called_with, tensors_of
-from covprop.propagate.faults import Fault, explain
-from covprop.propagate.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule, option
 from covprop.propagate.settings import Settings
+from covprop.propagate.tracing.faults import Fault, explain
+from covprop.propagate.tracing.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 
 NOT_REAL = (
     "it makes truth values, whole or complex numbers of a noisy value",
@@ -208,7 +208,7 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
         for number, step in enumerate(steps)
         if step.overwrites is not None
         and any(
-            last_read.get(slot, -1) > number and same_memory(values[slot], values[step.overwrites])
+            last_read.get(slot, -1) > number and overlap(values[slot], values[step.overwrites])
             for slot in range(number + 1)
             if slot != step.overwrites
         )
@@ -237,6 +237,18 @@ def same_memory(a: Any, b: Any) -> bool:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return False
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether both have a number in common; the two halves of a chunk do not."""
+    if not same_memory(a, b):
+        return False
+    if a.dtype != b.dtype:
+        return True
+    held = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    once = [1 if stride == 0 else size for size, stride in zip(a.shape, a.stride(), strict=True)]
+    held.as_strided(once, a.stride(), a.storage_offset()).fill_(True)
+    return bool(held.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def carries_noise(value: Any) -> bool:

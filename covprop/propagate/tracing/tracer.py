@@ -20,84 +20,9 @@ from torch import Tensor, fx, nn
 
 from covprop.errors import UnsupportedModel
 from covprop.mode import called_with, tensors_of
-from covprop.propagate.hooks import has_hooks
 from covprop.propagate.registry import has_rule
-
-BATCHES = (2, 3)
-SEEN = "covprop"
-"""Where a node keeps its values for BATCHES; it has none where they could not be computed."""
-
-
-class Sizes(tuple):
-    """Sizes of a tensor, plain numbers but for those that depend on the batch."""
-
-    def numel(self) -> Any:
-        """Their product, as of torch.Size."""
-        return functools.reduce(operator.mul, self, 1)
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return Sizes(found) if isinstance(key, slice) else found
-
-
-class Value(fx.Proxy):
-    """A value of the trace; its sizes are numbers where they are known, and what buffers are."""
-
-    tracer: Tracer
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """As of any Proxy, which looks for values of the trace in plain tuples only."""
-        plain = lambda arg: tuple(arg) if isinstance(arg, Sizes) else arg  # noqa: E731
-        given = {name: plain(value) for name, value in (kwargs or {}).items()}
-        return super().__torch_function__(function, types, tuple(map(plain, args)), given)
-
-    def _seen(self) -> Tensor | None:
-        """What the value is for the first of BATCHES, if it is a tensor of known dimensions."""
-        pair = self.node.meta.get(SEEN, (None, None))
-        tensors = all(isinstance(value, Tensor) for value in pair)
-        return pair[0] if tensors and pair[0].ndim == pair[1].ndim else None
-
-    def size(self, dim: Any = None) -> Any:
-        seen = self._seen()
-        if seen is None or not (dim is None or isinstance(dim, int)):
-            return super().__getattr__("size")(*(() if dim is None else (dim,)))
-        if dim is None:
-            return Sizes(self.size(i) for i in range(seen.ndim))
-        one, other = (value.size(dim) for value in self.node.meta[SEEN])
-        return one if one == other else super().__getattr__("size")(dim)
-
-    @property
-    def shape(self) -> Any:
-        return super().__getattr__("shape") if self._seen() is None else self.size()
-
-    def dim(self) -> Any:
-        seen = self._seen()
-        return super().__getattr__("dim")() if seen is None else seen.ndim
-
-    ndimension = dim
-
-    @property
-    def ndim(self) -> Any:
-        return super().__getattr__("ndim") if self._seen() is None else self.dim()
-
-    def __len__(self) -> int:
-        rows = self.size(0) if self._seen() is not None and self.dim() else None
-        return rows if isinstance(rows, int) else super().__len__()
-
-    def __int__(self) -> int:
-        return int(self.tracer.number(self.node))
-
-    def __float__(self) -> float:
-        return float(self.tracer.number(self.node))
-
-    def item(self) -> Any:
-        return self.tracer.number(self.node).item()
-
-    def tolist(self) -> Any:
-        return self.tracer.number(self.node).tolist()
+from covprop.propagate.tracing.hooks import has_hooks
+from covprop.propagate.tracing.value import BATCHES, IN_PLACE, SEEN, Value
 
 
 class Tracer(fx.Tracer):
@@ -123,6 +48,7 @@ class Tracer(fx.Tracer):
         function, arguments = super().create_args_for_root(root_fn, is_module)
         arguments[1].node.meta[SEEN] = self.images
         self.given = {*self.root.modules()}
+        self.weights = dict(self.root.named_parameters(remove_duplicate=False)).keys()
         rest = [self.defaults.get(proxy.node.target, proxy) for proxy in arguments[2:]]
 
         def returning(*values: Any) -> Any:
@@ -151,9 +77,13 @@ class Tracer(fx.Tracer):
         return super().call_module(m, *call)
 
     def getattr(self, attr: str, attr_val: Any, *cache: Any) -> Any:
-        return attr_val if self.aside else super().getattr(attr, attr_val, *cache)
+        if self.aside or isinstance(attr_val, fx.Proxy):
+            return attr_val
+        return super().getattr(attr, attr_val, *cache)
 
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):  # before it is taken for a tensor
+            return a.node
         return super().create_arg(a.item() if isinstance(a, np.number) else a)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -235,7 +165,7 @@ class Tracer(fx.Tracer):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), refer)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return IN_PLACE.get(node.target, node.target)(*args, **kwargs)
 
 
 def no_logits(model: nn.Module, but: str = "") -> UnsupportedModel:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from covprop import fix
-from covprop.propagate.faults import explain
+from covprop.propagate.tracing.faults import explain
 
 
 @pytest.mark.parametrize(
