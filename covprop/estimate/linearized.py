@@ -43,8 +43,8 @@ def linearize(
         at = points.detach().clone().requires_grad_(True)
         # Of torch's attention kernels only the plain one has a second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext()
-        with Pullback() as pullback, attention:
-            logits = checked_logits(model, at)
+        with Pullback(model.training) as pullback, attention:
+            logits = checked_logits(model, at.clone())  # which the model may change in place
         top = top_two_of_mean(logits, copies).top.repeat_interleave(copies)
         runner_up = largest_other(logits, top)
         gap = gap_between(widened(logits), top, runner_up)

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from covprop.errors import InvalidInput
 from covprop.layers import per_channel
 
 aten = torch.ops.aten
@@ -40,6 +41,10 @@ output_padding, groups."""
 class Pullback(TorchFunctionMode):
     """While active, the network runs in operations whose backward pass is cheap to differentiate.
 
+    Args:
+        training: whether batch norms that take the batch's own statistics hold these still. They
+            do not in evaluation, where such a norm is of one image (AdaIN has it written so).
+
     Example:
         >>> net, x = torch.nn.Conv2d(1, 2, 3), torch.rand(4, 1, 3, 3, requires_grad=True)
         >>> with Pullback() as pullback:
@@ -48,6 +53,10 @@ class Pullback(TorchFunctionMode):
     """
 
     pulling = False  # during the pull itself; the loss's own backward pass comes later
+
+    def __init__(self, training: bool = True) -> None:
+        super().__init__()
+        self.training = training
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -180,8 +189,7 @@ def convolve(
         return NotImplemented
     if torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
-        input, weight = input.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+        input, weight, bias = (_lowered(value, dtype) for value in (input, weight, bias))
     stride, padding, dilation = (_each(value, dims) for value in (stride, padding, dilation))
     shape: Shape = (stride, padding, dilation, False, [0] * dims, groups)
     return Convolution.apply(input, weight, bias, shape, pullback)
@@ -193,8 +201,16 @@ def normalize(
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """F.batch_norm in training; with running statistics it is left to torch."""
-    if not training or input.numel() == input.shape[1]:  # torch says what one value a channel is
+    if not (training and pullback.training):
         return NotImplemented
+    if input.numel() == input.shape[1]:  # torch says what one value a channel is
+        return NotImplemented
+    if torch._C._autograd._top_saved_tensors_default_hooks(False):
+        raise InvalidInput(
+            "linearized does not go with batch norm in training within torch.utils.checkpoint, "
+            "which would run it again in another way: take the norm out of the checkpoint, or "
+            "call model.eval()."
+        )
     out, _ = BatchNorm.apply(
         input, weight, bias, running_mean, running_var, momentum, eps, pullback
     )
@@ -204,6 +220,11 @@ def normalize(
 def gate(pullback: Pullback, input: Tensor, inplace: bool = False) -> Any:
     """relu; what is overwritten in place is left to torch."""
     return NotImplemented if inplace else Relu.apply(input)
+
+
+def _lowered(value: Any, dtype: torch.dtype) -> Any:
+    """As autocast does it, which leaves doubles alone."""
+    return value if value is None or value.dtype == torch.float64 else value.to(dtype)
 
 
 def _each(value: Any, dims: int) -> list[int]:

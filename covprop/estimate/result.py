@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from covprop.errors import InvalidInput, first_line, machine_failed
+from covprop.errors import CovpropError, InvalidInput, first_line, machine_failed
 from covprop.gaussian import Gaussian
 from covprop.logits import as_logits
 from covprop.propagate.settings import PAPER, Settings
@@ -32,7 +32,7 @@ def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
     try:
         returned = model(x)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        if machine_failed(error):
+        if machine_failed(error) or isinstance(error, CovpropError):
             raise
         raise InvalidInput(
             f"{type(model).__name__} does not accept a {x.dtype} input of shape {list(x.shape)} "

@@ -49,6 +49,13 @@ class Plans:
         error.faults = self.faults
         raise error
 
+    def measured(self) -> list[Plan]:
+        """The plan for evaluation, and that for training if it alone has some of the layers."""
+        plan = self[False]
+        other = self.known.get(True, plan)
+        names = [{step.name for step in p.steps if step.rule is not None} for p in (plan, other)]
+        return [plan] if names[1] <= names[0] else [plan, other]
+
 
 def check_names(plan: Plan, settings: Settings) -> None:
     """Refuse names in a mapping of r_max that are no layers: they would be ignored."""

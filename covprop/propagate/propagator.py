@@ -188,7 +188,7 @@ class Propagator(nn.Module):
         """
         self._check(x)
         r_max: dict[str, float] = {}
-        for plan in {id(plan): plan for plan in self.plans.known.values()}.values():
+        for plan in self.plans.measured():
             found = measure(plan, self.model, x, self.sigma, samples)
             between = {slot: layer.correlation for slot, layer in found.items()} | {0: 0.0}
             for slot in found:  # the largest value, if a layer is used more than once

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from covprop.errors import InvalidInput
 from covprop.estimate import margin
@@ -220,3 +221,65 @@ def test_a_machine_that_failed_is_no_fault_of_the_network(said: str, estimator: 
 
     with pytest.raises(RuntimeError, match=said):
         margin(Failing(), torch.rand(2, 1, 2, 2), sigma=0.25, estimator=estimator)
+
+
+class PerImage(nn.Module):
+    """Instance norm as AdaIN has it written: a batch norm of all channels of all images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        out = nn.functional.batch_norm(x.reshape(1, b * c, h, w), None, None, training=True)
+        return out.view(b, c, h, w)
+
+
+def test_a_norm_of_one_image_moves_with_the_image() -> None:
+    """It was taken for a norm of the batch in training, whose statistics are held still."""
+
+    def network(norm: nn.Module) -> nn.Module:
+        torch.manual_seed(0)
+        conv, head = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+        layers = (conv, norm, nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+        return nn.Sequential(*layers).double().eval()
+
+    x = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    expected = margin(network(nn.InstanceNorm2d(8)), x, 0.1)
+    torch.testing.assert_close(margin(network(PerImage()), x, 0.1), expected)
+
+
+def test_a_model_may_change_its_image_in_place() -> None:
+    class Normalised(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.in_place, self.inside = in_place, nn.Linear(12, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sub_(0.5).div_(0.25) if self.in_place else (x - 0.5) / 0.25
+            return self.inside(x.flatten(1))
+
+    x = torch.rand(3, 3, 2, 2)
+    before = x.clone()
+    found = margin(Normalised(in_place=True), x, 0.25)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(found, margin(Normalised(in_place=False), x, 0.25))
+
+
+def test_a_norm_in_training_within_a_checkpoint_is_refused() -> None:
+    """What runs again in the backward pass is torch's norm: radii were wrong a hundredfold."""
+
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unit = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+            self.head = nn.Linear(144, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.unit, x, use_reentrant=False)
+            return self.head(torch.relu(h).flatten(1))
+
+    net, x = Saving(), torch.rand(4, 3, 8, 8)
+    with pytest.raises(InvalidInput, match=r"^linearized does not go with batch norm in training"):
+        margin(net, x, 0.25, create_graph=True)
+    whole = nn.Sequential(net.unit, nn.ReLU(), nn.Flatten(), net.head).eval()
+    found = margin(net.eval(), x, 0.25, create_graph=True)
+    torch.testing.assert_close(found, margin(whole, x, 0.25, create_graph=True))

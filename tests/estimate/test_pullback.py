@@ -250,3 +250,10 @@ def test_frozen_weights_and_unusual_calls_are_left_alone() -> None:
         assert nn.functional.conv2d(torch.ones(1, 3, 3), torch.ones(1, 1, 3, 3)).item() == 9
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             nn.functional.batch_norm(torch.ones(1, 3), None, None, training=True)
+
+
+def test_autocast_leaves_doubles_alone() -> None:
+    model, x = resnet("none").double(), torch.rand(2, *COLOUR, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linearize(model, x, 0.3)
+    torch.testing.assert_close(found.var, linearize(model, x, 0.3).var)

@@ -200,3 +200,32 @@ def test_a_momentum_that_is_none_is_refused(momentum: float) -> None:
     with pytest.raises(InvalidInput, match=r"momentum is .*: give a number in \[0, 1\)"):
         prop.calibrate(torch.rand(2, 1, 2, 2), momentum=momentum)
     assert not prop.calibrations
+
+
+@pytest.mark.parametrize("way", ["norm", "dropout"])
+def test_measuring_is_done_in_evaluation(way: str) -> None:
+    """A functional layer of the training plan kept training=True, and moved the statistics."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("var", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if way == "dropout":
+                return nn.functional.dropout(x, 0.5, self.training)
+            return nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+
+    torch.manual_seed(0)
+    convs = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+    own = nn.Sequential(convs[0], Own(), convs[1], nn.Flatten(), nn.Linear(64, 3)).eval()
+    like = nn.BatchNorm2d(4) if way == "norm" else nn.Dropout(0.5)
+    same = nn.Sequential(convs[0], like, convs[1], nn.Flatten(), own[4]).eval()
+    x = torch.rand(4, 3, 8, 8)
+    found = []
+    for model in (own, same):
+        torch.manual_seed(1)
+        found.append(Propagator(model, 0.25, (3, 8, 8)).measure_r_max(x))
+    assert [*found[0].values()] == pytest.approx([*found[1].values()])
+    assert not own[1].mean.any()
