@@ -21,6 +21,8 @@ from covprop.certify.rows import AnyRow
 from covprop.errors import InvalidInput
 from covprop.files import moved, unwritable, write
 
+OF_A_LOG = {"sigma", "n"}
+"""In the settings beside every log."""
 REMEDY = "choose another file with --out, or begin anew with --restart (which keeps the old log)."
 NOT_BOUNDED = "not_bounded"
 NOTES = (NOT_BOUNDED, "epochs", "epochs_planned")
@@ -169,6 +171,7 @@ class Log(Generic[AnyRow]):
 
     def _check_settings(self) -> None:
         """Refuse a log made with other settings; write the settings beside a new one."""
+        self._check_header()
         meta = self.meta_path
         if not meta.exists():
             if not complete_lines(read_text(self.path))[1:] and not self._read_all():
@@ -202,6 +205,11 @@ class Log(Generic[AnyRow]):
             raise InvalidInput(
                 f"{self.path} is not a certification log: its first line should read "
                 f"{header.split()}, separated by tabs; choose another file with --out."
+            )
+        if self.meta_path.exists() and not _read_meta(self.meta_path).keys() >= OF_A_LOG:
+            raise InvalidInput(
+                f"{self.meta_path}, where the settings of the log would go, holds something else; "
+                "choose another file with --out."
             )
 
     def _check_tsv(self) -> None:

@@ -4,6 +4,7 @@ A user's mistake (`CovpropError`) becomes one sentence on stderr and exit code 2
 one with exit code 1, as any other failure has; Ctrl-C 130.
 """
 
+import io
 import sys
 from typing import Annotated
 
@@ -73,6 +74,9 @@ app.command("demo")(demo)
 def main() -> None:
     """Run the command line; the `covprop` script and `python -m covprop` both start here."""
     keep_freed_memory()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a σ or ± may be beyond the locale's letters
+            stream.reconfigure(errors="backslashreplace")
     with noted_interrupts() as interrupts:
         try:
             app()

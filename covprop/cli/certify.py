@@ -189,9 +189,9 @@ def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
 def _mode(soft: bool, delta: float | None, at_least: Sequence[float] | None) -> str:
     parts = ["soft" if soft else "hard"]
     if delta is not None:
-        parts.append(f"sequential to within {delta:g}")
+        parts.append(f"sequential to within {delta:.12g}")
     if at_least is not None:
-        parts.append(f"sequential, at least {', '.join(f'{r:g}' for r in at_least)}")
+        parts.append(f"sequential, at least {', '.join(f'{r:.12g}' for r in at_least)}")
     return ", ".join(parts)
 
 

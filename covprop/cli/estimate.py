@@ -79,6 +79,8 @@ def estimate(
     settings = subject.settings(split, images, sigma=level, estimators=ESTIMATORS)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
+    if not -(2**63) <= seed < 2**63:
+        raise InvalidInput(f"--seed must have 64 bits at most, not {seed}.")
     for name in estimator or DEFAULT:
         torch.manual_seed(seed)
         try:
@@ -180,5 +182,9 @@ def _parts(name: str) -> tuple[str, dict[str, Any]]:
         raise InvalidInput(
             f"estimator is {name!r}: a number of samples follows {', '.join(SAMPLED)}, "
             "as in linearized:4."
+        )
+    if len(samples) > 6:
+        raise InvalidInput(
+            f"{name} asks for too many samples; a few are enough, as in linearized:4."
         )
     return estimator, {"samples": int(samples)}

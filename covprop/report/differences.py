@@ -52,7 +52,7 @@ def comparable(one: Group, other: Group) -> bool:
 
 def _certified_how(group: Group) -> Hashable:
     c = group.members[0].certification
-    way = (c.meta.get(key) for key in ("n", "alpha", "mode"))
+    way = (str(c.meta.get(key)) for key in ("n", "alpha", "mode"))
     return c.images_of, c.sigma, images_certified(c), *way
 
 

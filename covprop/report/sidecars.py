@@ -49,12 +49,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        value = json.loads(read_text(path), parse_int=_whole)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not valid JSON ({error}); restore or remove it.") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"{path} must hold a JSON object; restore or remove it.")
     return value
+
+
+def _whole(digits: str) -> int:
+    """A whole number that a float can hold."""
+    if len(digits) > 300:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def most_certified(meta: dict[str, Any]) -> float:
@@ -87,8 +94,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+            entry = json.loads(line, parse_int=_whole)
+        except (ValueError, RecursionError):  # a number of too many digits is a plain ValueError
             if number == len(lines):
                 break
             raise InvalidInput(f"{path}, line {number} is not valid JSON; remove it.") from None
@@ -111,7 +118,8 @@ def read_journal(path: Path, rows: Rows) -> tuple[Journal | None, list[str]]:
 
     A journal that contradicts the log belongs to another certification and is not used.
     """
-    by_idx = {entry.get("idx"): entry for entry in read_jsonl(path)}
+    found = read_jsonl(path)
+    by_idx = {entry["idx"]: entry for entry in found if isinstance(entry.get("idx"), int)}
     try:
         entries = [by_idx[int(idx)] for idx in rows.idx]
         journal = Journal(
@@ -121,7 +129,7 @@ def read_journal(path: Path, rows: Rows) -> tuple[Journal | None, list[str]]:
             )
         )
         predict = np.array([int(entry["predict"]) for entry in entries])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None, []
     # The log keeps three significant digits of the radius.
     same = np.isclose(journal.radius, rows.radius, rtol=0.01, atol=0) & (predict == rows.predict)

@@ -130,6 +130,8 @@ def _parse(line: str, most: float) -> tuple[int, int, int, float, int, float]:
         radius, seconds = float(fields[3]), parse_seconds(fields[5].strip())
     except ValueError as error:
         raise ValueError(f"not a number where one is expected ({error})") from None
+    if not math.isfinite(seconds):
+        raise ValueError(f"the time must be finite, not {fields[5].strip()}")
     if max(map(abs, (idx, label, predict))) > LARGEST:
         raise ValueError("idx, label or predict is too large to number an image or a class")
     if correct not in (0, 1):

@@ -230,7 +230,9 @@ def difference(one: Config, two: Config) -> tuple[str, str] | None:
     for section in {**one, **two}:
         left, right = one.get(section, {}), two.get(section, {})
         for key in {**left, **right}:
-            if (section, key) not in HARMLESS and left.get(key) != right.get(key):
+            # As they are written, since nan is no nan.
+            same = left.get(key) == right.get(key) or repr(left.get(key)) == repr(right.get(key))
+            if (section, key) not in HARMLESS and not same:
                 return section, key
     return None
 

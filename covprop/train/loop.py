@@ -20,7 +20,7 @@ from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
 from covprop.train.log import Board, Log, Metrics, Row, sentence
-from covprop.train.opening import continuing, opening, other_images
+from covprop.train.opening import continuing, images_of, opening, other_images
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
 from covprop.train.recipe import Recipe
@@ -97,7 +97,8 @@ class Trainer:
         self.steps = len(train_data) // recipe.train.batch_size
         self.epoch = self.step = self.rows = 0
         self.seconds = self.epoch_seconds = 0.0
-        self.images_before = len(train_data)  # of a continued run: how many it was trained on
+        self.images = images_of(recipe, train_data)
+        self.images_before = self.images  # of a continued run: those it was trained on
         self.model = build_model(recipe)
         self.core, self.weights = build_step(recipe, self.model, len(train_data), here, labels)
         speed = speed_of(recipe, self.core, here, recipe.train.epochs * self.steps)
@@ -138,7 +139,7 @@ class Trainer:
             self.here.first_does(self._save_model)
         elif (again := self.metrics.dropped if self.metrics else 0) or self._steps_done():
             self.log.say(continuing(self.out, self.epoch, self.step, again))
-            self.log.say(*other_images(self.images_before, len(self.train_data)))
+            self.log.say(*other_images(self.images_before, self.images))
         try:
             with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
@@ -272,7 +273,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             "rows": self.rows,
-            "images": len(self.train_data),
+            **self.images,
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
             "sums": sums,
@@ -289,7 +290,7 @@ class Trainer:
         self.learned.restore(state, path)
         for name in ("epoch", "step", "rows", "seconds", "epoch_seconds"):
             setattr(self, name, state[name])
-        self.images_before = state.get("images", self.images_before)  # earlier versions kept none
+        self.images_before = self.images | {key: state[key] for key in self.images if key in state}
         if self.here.first:  # the sums of all processes were saved as one
             self.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.sums.device)
 

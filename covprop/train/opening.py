@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from covprop.data import DATASETS, AnyImages
+from covprop.data.fingerprint import fingerprint
 from covprop.train.length import never_begins
 from covprop.train.recipe import Recipe
 
@@ -36,19 +39,25 @@ def continuing(out: Path, epoch: int, step: int, again: int) -> str:
     return f"continuing {out} {where}" + (f"; {epochs} trained again" if again else "")
 
 
-def other_images(before: int, now: int) -> list[str]:
-    """A sentence about a run that goes on with more or fewer training images.
+def images_of(recipe: Recipe, data: AnyImages) -> dict[str, Any]:
+    """How many training images there are and, of an own set, which."""
+    own = recipe.data.name not in DATASETS
+    return {"images": len(data), "fingerprint": fingerprint(data) if own else ""}
+
+
+def other_images(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A sentence about a run that goes on with other training images.
 
     Example:
-        >>> other_images(80, 80)
+        >>> other_images({"images": 80, "fingerprint": ""}, {"images": 80, "fingerprint": ""})
         []
     """
     if before == now:
         return []
-    return [
-        f"It was trained on {before} images so far, now there are {now}: it ends with other "
-        "weights than one run would have."
-    ]
+    what = f"It was trained on {before['images']} images so far, now there are {now['images']}"
+    if before["images"] == now["images"]:
+        what = "The training images or their labels are others than so far"
+    return [f"{what}: it ends with other weights than one run would have."]
 
 
 def drowned(sigma: float) -> list[str]:

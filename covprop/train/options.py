@@ -64,7 +64,7 @@ class LabelOptions:
     name: Literal["pair", "symmetric", "matrix", "file", "none"]
     rate: Fraction | None = None
     file: str | None = None
-    seed: int = 0
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 0
     """Of the labels alone: runs that differ in train.seed still see the same labels."""
 
     def check(self) -> None:

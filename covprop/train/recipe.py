@@ -260,6 +260,8 @@ def _name(section: str, given: dict[str, Any]) -> str:
 
 
 def _absolute(name: str, beside: Path) -> Path | None:
+    if not name:  # which would be the working folder
+        return None
     tries = (Path(name).expanduser(), beside / name)
     return next((path.resolve() for path in tries if path.exists()), None)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date, time
 from typing import Any
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Keys that need no quotes."""
 
 
 def value(text: str) -> Any:
@@ -28,15 +33,24 @@ def dumps(config: Mapping[str, Mapping[str, Any]]) -> str:
     """
     sections = []
     for section, values in config.items():
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        lines = [f"{_key(key)} = {_toml(value)}" for key, value in values.items()]
         sections.append("\n".join([f"[{section}]", *lines]) + "\n")
     return "\n".join(sections)
 
 
+def _key(name: str) -> str:
+    return name if BARE.fullmatch(name) else _toml(name)
+
+
 def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(key)} = {_toml(v)}' for key, v in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(v) for v in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    # JSON's string escapes are TOML's; numbers print the same in Python and TOML.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    # JSON's string escapes are TOML's but for one; numbers print the same in Python and TOML.
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return text.replace("\x7f", "\\u007f")

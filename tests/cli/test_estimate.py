@@ -172,3 +172,18 @@ def test_a_pass_holds_an_image_at_least(cli: Cli, run_folder: Path, batch: int) 
     code, out, err = cli("estimate", run_folder, *FEW, "--batch", batch)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"covprop: --batch is the number of images in one pass, at least 1, not {batch}." in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seed", 10**20), "--seed must have 64 bits at most"),
+        (("--estimator", f"linearized:{10**20}"), "asks for too many samples"),
+    ],
+)
+def test_numbers_beyond_all_bounds_are_one_sentence(
+    cli: Cli, run_folder: Path, words: tuple[object, ...], said: str
+) -> None:
+    code, _, err = cli("estimate", run_folder, "--max", 2, *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err

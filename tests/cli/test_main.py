@@ -1,6 +1,7 @@
 """What all verbs share: too little memory, a GPU that failed are a sentence, Ctrl-C is 130."""
 
 import contextlib
+import io
 import signal
 import subprocess
 import sys
@@ -35,6 +36,17 @@ def test_help_calls_an_argument_as_its_examples_do(
     line = next(line for line in cli(*verb, "--help")[1].splitlines() if "Usage:" in line)
     assert usage in line
     assert ("[[" in line, "......" in line) == (False, False)
+
+
+def test_letters_that_the_locale_lacks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["covprop", "list", "rules"])
+    with pytest.raises(SystemExit) as exit_:
+        command_line.main()
+    out.flush()
+    assert exit_.value.code in (None, 0)
+    assert b"\\u03a3" in out.buffer.getvalue()  # Σ
 
 
 def test_a_model_beyond_all_memory_is_one_sentence(

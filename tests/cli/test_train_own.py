@@ -1,7 +1,9 @@
 """`covprop train` on own pictures, own arrays and an own model."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -86,6 +88,42 @@ def test_a_run_goes_on_without_a_picture_and_says_so(tmp_path: Path, pictures: P
     assert "at epoch 1, step 3" in result.output
     assert "trained on 80 images so far, now there are 79" in result.output
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_goes_on_with_other_labels_and_says_so(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (100, 8, 8), dtype=np.uint8)
+    own = tmp_path / "own.npz"
+    words = ["train", *SMALL, "--set", f"data={own}", "--out", str(tmp_path / "run")]
+    words += ["--set", "train.checkpoint_minutes=0", "--set", "train.batch_size=20"]
+    for labels, said in ((np.arange(100) % 3, False), (np.arange(100) // 2 % 3, True)):
+        np.savez(own, images=images, labels=labels)
+        with patch("covprop.train.loop.Trainer._finish_epoch", side_effect=KeyboardInterrupt):
+            result = CliRunner().invoke(app, words)
+        assert ("images or their labels are others than so far" in result.output) == said
+
+
+def test_what_a_model_is_given_can_be_anything_that_toml_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables, dates and odd keys were written into a config.toml that could not be read again."""
+    monkeypatch.chdir(tmp_path)
+    own_net(tmp_path, "nn.Flatten(), nn.Linear(64, num_classes)", "num_classes, image_shape, **own")
+    given = (
+        '"a.b" = 3\n"" = 1\n"two words" = [{x = 1.5}, {}]\nday = 2020-01-01\nhour = 10:00:00\n'
+        'odd = "\\u007f\\"\\\\"\nnothing = nan\n[model.inner]\ndeep = {er = [true]}\n'
+    )
+    Path("own.toml").write_text(
+        '[data]\nname = "digits"\n[noise]\nsigma = 0.25\n[method]\nname = "gaussian"\n'
+        f'[train]\nepochs = 1\ndevice = "cpu"\n[model]\nname = "net.py:build"\n{given}'
+    )
+    for said in ("epoch 1:", "already trained"):
+        result = CliRunner().invoke(app, ["train", "own.toml", "--out", "run"])
+        assert result.exit_code == 0, result.output
+        assert said in result.output
+    own = tomllib.loads(Path("run/config.toml").read_text())["model"]
+    expected = tomllib.loads(given.replace("[model.inner]", "[inner]"))
+    assert repr({key: own[key] for key in expected}) == repr(expected)
 
 
 def test_own_data_and_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

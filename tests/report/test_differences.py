@@ -141,3 +141,11 @@ def test_reports_have_the_table(tmp_path: Path) -> None:
     assert [column.title for column in table[:3]] == ["recipe", "best", "ACR"]
     assert "paired t" in note
     assert "& $-$0." in latex(table, note)
+
+
+def test_settings_that_are_no_numbers_compare_by_their_text(tmp_path: Path) -> None:
+    """A list in an edited .json ended the report on all other runs too."""
+    for name, seed in (("a", 1), ("b", 2)):
+        path = make_run(tmp_path / name, seed).with_suffix(".json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"n": [100]}))
+    assert len(compared(tmp_path)[1]) == 1

@@ -136,3 +136,25 @@ def test_the_largest_radius_is_unknown_where_a_fact_is() -> None:
     for wrong in ({"n": 0}, {"n": "many"}, {"alpha": 1}, {"alpha": math.nan}, {"sigma": -1}):
         assert most_certified(meta | wrong) == math.inf
     assert most_certified(meta | {"mode": "another"}) == math.inf
+
+
+@pytest.mark.parametrize(
+    "text", ['{"n": 1' + 400 * "0" + "}", '{"n": ' + 5000 * "1" + "}", 9**5 * "["]
+)
+def test_numbers_and_nesting_beyond_all_bounds_are_no_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(f"{text}\n{{}}\n")
+    for read in (read_json, read_jsonl):
+        with pytest.raises(InvalidInput, match="not valid JSON"):
+            read(path)
+
+
+def test_a_journal_row_that_numbers_no_image_is_passed_over(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "run")
+    rows, path = read_tsv(log), log.with_suffix(".rows.jsonl")
+    whole = read_journal(path, rows)[0]
+    assert whole is not None
+    path.write_text('{"idx": [1]}\n' + path.read_text())
+    again = read_journal(path, rows)[0]
+    assert again is not None
+    assert (again.radius == whole.radius).all()

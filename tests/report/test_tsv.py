@@ -77,6 +77,8 @@ def faults() -> dict[str, tuple[str, str]]:
         "no number": (HEADER + row.replace("0.378", "x"), "line 2: not a number"),
         "negative": (HEADER + row.replace("0.378", "-0.1"), "radius must be finite"),
         "infinite": (HEADER + row.replace("0.378", "inf"), "radius must be finite"),
+        "no time": (HEADER + row.replace("15.4", "nan"), "time must be finite, not nan"),
+        "endless": (HEADER + row.replace("15.4", "inf"), "time must be finite, not inf"),
         "not 0 or 1": (HEADER + row.replace("\t1\t", "\t2\t"), "correct must be 0 or 1"),
         "abstains yet certifies": (HEADER + row.replace("3\t3", "3\t-1"), "abstention"),
         "correct, not its label": (
