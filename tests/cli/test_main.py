@@ -39,7 +39,7 @@ def test_help_calls_an_argument_as_its_examples_do(
 
 
 def test_letters_that_the_locale_lacks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "argv", ["covprop", "list", "rules"])
     with pytest.raises(SystemExit) as exit_:
