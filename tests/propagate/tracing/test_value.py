@@ -98,6 +98,27 @@ def test_the_network_that_is_propagated_is_the_one_that_runs(forward: Forward) -
     assert list(model.state_dict()) == names
 
 
+def by_its_exact_class(net: nn.Module, x: Tensor) -> Tensor:
+    net.calls += 1
+    return (net.inner(x) if type(x) is torch.Tensor else x).flatten(1)
+
+
+def by_chance(net: nn.Module, x: Tensor) -> Tensor:
+    net.calls += 1
+    return net.inner(x + torch.randn_like(x)).flatten(1)
+
+
+def test_check_runs_the_trace_against_the_model() -> None:
+    """The last resort against a trace of another network; nothing is left in the model."""
+    other, same = Written(by_its_exact_class, 36), Written(by_chance, 36).train()
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedModel, match=r"Written\.forward computes something else than"):
+        check(other, SHAPE)
+    check(same, SHAPE)
+    assert (other.calls, same.calls, same.training) == (0, 0, True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def view(net: nn.Module, x: Tensor) -> Tensor:
     h = net.inner(x)
     flat = h.view(h.shape[0], -1)
