@@ -2,10 +2,12 @@
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import SupportsIndex
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from covprop.certify.bounds import Question, certified_radius, looks, most_lower
@@ -31,9 +33,9 @@ def check_options(
     `step` is how many samples come at a time, on which it depends when counts are looked at.
     """
     check_sigma(sigma)
-    if isinstance(alpha, str) or not 0 < alpha < 1:
+    if not isinstance(alpha, Real) or not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
-    if not (isinstance(n0, SupportsIndex) and isinstance(n, SupportsIndex)):
+    if not (is_count(n0) and is_count(n)):
         raise InvalidInput(
             f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "
             "write 1000 for 1e3"
@@ -42,7 +44,9 @@ def check_options(
         raise InvalidInput(f"at least one sample is needed, not n0 = {n0} and n = {n}")
     if delta is None and at_least is None:
         return None
-    asked = () if at_least is None else np.atleast_1d(np.asarray(at_least, dtype=float))
+    if delta is not None and not isinstance(delta, Real):
+        raise InvalidInput(f"delta is a radius, not {delta!r}")
+    asked = () if at_least is None else _radii(at_least)
     if at_least is not None and not len(asked):
         raise InvalidInput("at_least names no radius; leave it out, or give one or several")
     plan = looks(n, alpha, sequential=True, step=step)
@@ -57,6 +61,21 @@ def check_options(
     return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
 
 
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number, of Python or numpy."""
+    return isinstance(value, SupportsIndex) and not isinstance(value, Tensor)
+
+
+def _radii(at_least: float | Sequence[float]) -> NDArray[np.float64]:
+    try:
+        radii = np.atleast_1d(np.asarray(at_least, dtype=float))
+    except (TypeError, ValueError):
+        radii = np.empty((0, 0))
+    if radii.ndim > 1:
+        raise InvalidInput(f"at_least is a radius, or several in a list, not {at_least!r}")
+    return radii
+
+
 def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
     """Refuse anything but images, and images on another scale than σ."""
     if not isinstance(x, Tensor):
@@ -67,6 +86,10 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
             f"x must be float images [c, h, w] or [b, c, h, w], "
             f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}{rows * (x.ndim < 3)}"
         )
+    if x.layout is not torch.strided:
+        raise InvalidInput("x is a sparse tensor; give x.to_dense()")
+    if 0 in x.shape[-3:]:
+        raise InvalidInput(f"images of {list(x.shape[-3:])} have no pixels")
     check_range(x, value_range)
 
 
@@ -83,6 +106,8 @@ def device_of(model: Classifier, x: Tensor, device: torch.device | str | None) -
     if device is None and isinstance(model, nn.Module):
         tensors = (t for group in (model.parameters(), model.buffers()) for t in group)
         device = next((t.device for t in tensors), x.device)
+    if isinstance(device, int):
+        device = f"cuda:{device}"
     if isinstance(device, str) and not (device.startswith("cuda") and torch.cuda.is_available()):
         return choose_device(device)  # or one sentence about a GPU or a word that there is not
     return torch.device(x.device if device is None else device)
@@ -120,7 +145,10 @@ def check_labels(
         return None
     if labels is None:
         raise InvalidInput("skip_wrong compares every guess with its label: give labels, too")
-    tensor = torch.as_tensor(labels)
+    try:
+        tensor = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(f"labels are whole numbers, one an image, not {labels!r}") from None
     given = tensor.reshape(-1).tolist()
     if len(given) != images:
         raise InvalidInput(f"{images} images need {images} labels, not {len(given)}")

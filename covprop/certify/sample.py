@@ -20,6 +20,7 @@ from covprop.certify.inputs import (
     check_images,
     device_of,
     dtype_of,
+    is_count,
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
@@ -50,6 +51,12 @@ class Sampling:
     soft: bool = False
     value_range: tuple[float, float] | None = (0.0, 1.0)
     compiled: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "batch_size", "seed"):
+            value = getattr(self, name)
+            if not (is_count(value) or (value is None and name != "seed")):
+                raise InvalidInput(f"{name} is a whole number, not {value!r}")
 
 
 @dataclass(frozen=True)

@@ -93,3 +93,28 @@ def test_one_radius_or_several(asked: float | list[float], radii: tuple[float, .
     assert question is not None
     assert question.at_least == radii
     assert question.delta is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"x": torch.zeros(4, 1, 0, 8)}, r"images of \[1, 0, 8\] have no pixels"),
+        ({"x": torch.zeros(2, 1, 4, 4).to_sparse()}, "x is a sparse tensor"),
+        ({"alpha": None}, "alpha is a probability"),
+        ({"alpha": [0.1]}, "alpha is a probability"),
+        ({"at_least": "a"}, "at_least is a radius"),
+        ({"at_least": [[0.1]]}, "at_least is a radius"),
+        ({"delta": "a"}, "delta is a radius"),
+        ({"n": torch.tensor(200)}, "counted in whole numbers"),
+        ({"labels": ["a"] * 2, "skip_wrong": True}, "labels are whole numbers"),
+        ({"seed": 1.5}, "seed is a whole number, not 1.5"),
+        ({"seed": None}, "seed is a whole number, not None"),
+        ({"num_classes": 3.0}, "num_classes is a whole number, not 3.0"),
+        ({"device": 99}, "cuda:99"),
+    ],
+)
+def test_other_kinds_of_things_are_one_sentence(given: dict, said: str) -> None:
+    """They ended in errors of torch and numpy, or were taken without a word."""
+    options = {"x": X, "n": 100, "num_classes": 3} | given
+    with pytest.raises(InvalidInput, match=said):
+        certify(NET, options.pop("x"), sigma=0.25, **options)
