@@ -72,6 +72,8 @@ def open_image(path: Path, mode: Literal["L", "RGB"]) -> Image.Image:
             return file if file.mode == mode else file.convert(mode)  # it copies in any case
     except FileNotFoundError:
         raise InvalidInput(f"{path}: the image has disappeared since the set was read.") from None
+    except InvalidInput:
+        raise
     except UNREADABLE as error:
         raise InvalidInput(
             f"{path}: cannot be decoded as an image ({error}); replace or remove it."

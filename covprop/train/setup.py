@@ -46,7 +46,9 @@ def with_facts(recipe: Recipe, split: data.AnyImages) -> Recipe:
             f"{options.name} has one class only; a classifier needs images of at least two."
         )
     for key in ("mean", "std"):
-        facts[key] = (getattr(options, key) or getattr(split, key)) if options.normalize else None
+        given = getattr(options, key)
+        found = getattr(split, key) if given is None else given
+        facts[key] = found if options.normalize else None
     return dataclasses.replace(recipe, data=dataclasses.replace(options, **facts))
 
 

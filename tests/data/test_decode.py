@@ -213,5 +213,5 @@ def test_the_other_formats_of_own_pictures(tmp_path, suffix):
 
 def test_float_pixels_are_refused_where_they_would_come_out_black(tmp_path):
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "a.tif")
-    with pytest.raises(InvalidInput, match=r"a\.tif: its pixels are floats"):
+    with pytest.raises(InvalidInput, match=r"^\S*a\.tif: its pixels are floats"):
         open_image(tmp_path / "a.tif", "RGB")

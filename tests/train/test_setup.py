@@ -45,6 +45,10 @@ def test_own_statistics_win_and_can_be_switched_off(tiny: Make) -> None:
     images, recipe = data.load("digits", "train"), tiny()
     own = dataclasses.replace(recipe.data, mean=(0.1,), std=(0.2,))
     assert with_facts(dataclasses.replace(recipe, data=own), images).data.mean == (0.1,)
+    none = dataclasses.replace(recipe.data, mean=())
+    assert (
+        with_facts(dataclasses.replace(recipe, data=none), images).data.mean == ()
+    )  # refused later
     off = dataclasses.replace(own, normalize=False)
     facts = with_facts(dataclasses.replace(recipe, data=off), images)
     assert facts.data.mean is None
