@@ -54,6 +54,8 @@ def _check_same(model: nn.Module, plan: Plan, shape: tuple[int, ...]) -> None:
     """Refuse a model of which something else was traced, as one that asks for the type of x."""
     like = next(chain(model.parameters(), model.buffers()), torch.empty(0))
     device = like.device
+    if like.is_meta:
+        return
     with (
         attributes_kept(model),
         switched(model, training=False),

@@ -28,7 +28,7 @@ from covprop.propagate.tracing.look import (
     normed_by_the_batch,
 )
 from covprop.propagate.tracing.tracer import Tracer, no_logits, nothing_drawn
-from covprop.propagate.tracing.value import IN_PLACE
+from covprop.propagate.tracing.value import IN_PLACE, as_tensors
 
 # In-place operations run out of place: their input may be needed by a backward pass.
 OUT_OF_PLACE: dict[Any, Any] = {
@@ -105,7 +105,7 @@ def trace(
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     tracer = Tracer(defaults, torch.empty(input_shape, device="meta", dtype=float_type(model)))
     try:
-        with attributes_kept(model) as made, nothing_drawn(model):
+        with attributes_kept(model) as made, nothing_drawn(model), as_tensors():
             graph = tracer.trace(model)
     except UnsupportedModel:
         raise
