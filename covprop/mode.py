@@ -61,8 +61,7 @@ def attributes_kept(model: nn.Module) -> Iterator[dict[str, Any]]:
     finally:
         made |= {name: value for name, value in vars(model).items() if name not in before[0][1]}
         for name, value in tensors_of(model).items():
-            # By type: a value of a trace says that it is a tensor, to isinstance.
-            if issubclass(type(value), Tensor) and value is not tensors.get(name):
+            if isinstance(value, Tensor) and value is not tensors.get(name):
                 made[name] = value
         for now, then in [*before, *inside]:
             _put_back(now, then)

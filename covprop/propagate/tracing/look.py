@@ -5,6 +5,7 @@ No numbers are computed, and the model is neither run nor changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -197,8 +198,8 @@ def operands_of(step: Step) -> list[Any]:
 def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fault]:
     """Steps that change, in place, memory that is read later under another name, as in
     `y = x.view(…); y.relu_(); use(x)`: the steps would go on with the old x."""
-    last_read = {slot: n for n, step in enumerate(steps) for slot in refs((step.args, step.kwargs))}
-    last_read[output] = len(steps)
+    reads = [(n, slot, seen) for n in range(len(steps)) for slot, seen in read(n, steps, values)]
+    reads.append((len(steps), output, values[output]))
     return [
         Fault(
             *(step.name, describe(step.operation), step.where),
@@ -208,11 +209,24 @@ def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fau
         for number, step in enumerate(steps)
         if step.overwrites is not None
         and any(
-            last_read.get(slot, -1) > number and overlap(values[slot], values[step.overwrites])
-            for slot in range(number + 1)
+            later > number >= slot and overlap(seen, values[step.overwrites])
+            for later, slot, seen in reads
             if slot != step.overwrites
         )
     ]
+
+
+def read(number: int, steps: list[Step], values: list[Any]) -> Iterator[tuple[int, Any]]:
+    """The slots whose numbers a step reads, and what it reads of each: a view of one, only itself.
+
+    Sizes and types are not read by this measure.
+    """
+    step, made = steps[number], values[number + 1]
+    if step.operation in MADE or not carries_noise(made):
+        return
+    given = step.args[:1] if step.operation in LIKE else (step.args, step.kwargs)
+    for slot in refs(given):
+        yield slot, made if same_memory(made, values[slot]) else values[slot]
 
 
 def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:

@@ -26,9 +26,10 @@ from covprop.propagate.tracing.look import (
     hidden_writes,
     look,
     normed_by_the_batch,
+    same_memory,
 )
 from covprop.propagate.tracing.tracer import Tracer, no_logits, nothing_drawn
-from covprop.propagate.tracing.value import IN_PLACE, as_tensors
+from covprop.propagate.tracing.value import IN_PLACE, SEEN, as_tensors
 
 # In-place operations run out of place: their input may be needed by a backward pass.
 OUT_OF_PLACE: dict[Any, Any] = {
@@ -192,11 +193,23 @@ def taken_apart(node: fx.Node) -> bool:
 def unused(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that do not contribute to the output: assertions, statistics that are not read."""
     found: set[fx.Node] = set()
+    later: list[fx.Node] = []  # the others
     for node in reversed(graph.nodes):
         kept = node.op in ("placeholder", "output") or writes(node)
+        if node.target in IN_PLACE:  # what it changes may be read by another name
+            kept = any(shared(node.args[0], read) for one in later for read in one.all_input_nodes)
         if not kept and found.issuperset(node.users):
             found.add(node)
+        else:
+            later.append(node)
     return found
+
+
+def shared(changed: Any, read: fx.Node) -> bool:
+    """Whether two values of the trace may be one, or views of one."""
+    pair = [node.meta.get(SEEN, (None,))[0] for node in (changed, read)]
+    known = all(isinstance(value, Tensor) for value in pair)
+    return changed is read or (same_memory(*pair) if known else pair == [None, None])
 
 
 def flatten_graph(

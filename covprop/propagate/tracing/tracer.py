@@ -77,13 +77,9 @@ class Tracer(fx.Tracer):
         return super().call_module(m, *call)
 
     def getattr(self, attr: str, attr_val: Any, *cache: Any) -> Any:
-        if self.aside or isinstance(attr_val, fx.Proxy):
-            return attr_val
-        return super().getattr(attr, attr_val, *cache)
+        return attr_val if self.aside else super().getattr(attr, attr_val, *cache)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, fx.Proxy):  # before it is taken for a tensor
-            return a.node
         return super().create_arg(a.item() if isinstance(a, np.number) else a)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:

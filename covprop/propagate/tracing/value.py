@@ -5,11 +5,12 @@ from __future__ import annotations
 import builtins
 import functools
 import operator
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 if TYPE_CHECKING:
     from covprop.propagate.tracing.tracer import Tracer
@@ -46,12 +47,8 @@ class Value(fx.Proxy):
 
     tracer: Tracer
 
-    @property
-    def _is_param(self) -> bool:  # read by isinstance(…, nn.Parameter)
+    def is_weight(self) -> bool:
         return self.node.op == "get_attr" and self.node.target in self.tracer.weights
-
-    _is_buffer = False
-    grad_fn = None
 
     def __getattr__(self, name: str) -> Any:
         kept = self.node.meta.get(SEEN)
@@ -122,16 +119,23 @@ class Value(fx.Proxy):
 
 @contextmanager
 def as_tensors() -> Iterator[None]:
-    """Within it, isinstance takes values of the trace for tensors, as forward would see them.
+    """Within it, isinstance takes values of the trace for the tensors that forward sees in them.
 
-    A `__class__` that says so would serve Python, but torch's C code asks it too, and crashes.
+    A `__class__` that says so would serve Python, but torch's C code asks it too, and crashes; nor
+    may torch's own Python code be told so, but for `torch.is_tensor`.
     """
     plain = builtins.isinstance
 
     def asked(value: Any, kinds: Any) -> bool:
         if plain(value, kinds):
             return True
-        return type(value) is Value and value._seen() is not None and issubclass(Tensor, kinds)
+        if type(value) is not Value or value._seen() is None:
+            return False
+        caller = sys._getframe(1)
+        module = str(caller.f_globals.get("__name__"))
+        if module.partition(".")[0] == "torch" and caller.f_code.co_name != "is_tensor":
+            return False
+        return issubclass(nn.Parameter if value.is_weight() else Tensor, kinds)
 
     builtins.isinstance = asked
     try:

@@ -79,9 +79,50 @@ def by_the_type_of_a_weight(net: nn.Module, x: Tensor) -> Tensor:
     return h.flatten(1)
 
 
+def only_its_size_is_read_later(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.inner(x)
+    flat = h.view(h.shape[0], -1)
+    flat += 1
+    return flat.to(h.dtype) + torch.zeros_like(h).flatten(1)
+
+
+def only_the_rest_is_read_later(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.inner(x)
+    first = h[:, :2]
+    first *= 3
+    return torch.cat([first, h[:, 2:]], 1).flatten(1)
+
+
+def a_loss_beside(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.inner(x)
+    loss = h.new_zeros(())
+    loss += h.detach().square().mean()
+    net.calls += h.argmax()
+    return h.flatten(1)
+
+
+class Straight(torch.autograd.Function):
+    """What C code does with its arguments is not to be led astray."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: object, *given: Tensor) -> Tensor:
+        return 2 * given[0]
+
+
+def an_autograd_function(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.inner(x)
+    assert isinstance(h, Tensor)
+    return Straight.apply(h).flatten(1)  # type: ignore[no-untyped-call, no-any-return]
+
+
 FORWARDS = [
+    *(only_its_size_is_read_later, only_the_rest_is_read_later, a_loss_beside),
     *(under_two_names, kept_in_a_list, of_a_caller, two_halves, numbers, masks),
-    *(by_its_type, by_an_attribute, by_the_type_of_a_weight),
+    *(by_its_type, by_an_attribute, by_the_type_of_a_weight, an_autograd_function),
 ]
 
 
