@@ -49,6 +49,15 @@ class _Traced(nn.Module):
         return seen[self.plan.output]
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    """Another tensor, that looks the same to forward."""
+    made = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(made, tensor.requires_grad)
+    vars(made).update(vars(tensor))
+    return made
+
+
 @torch.no_grad()
 def _check_same(model: nn.Module, plan: Plan, shape: tuple[int, ...]) -> None:
     """Refuse a model of which something else was traced, as one that asks for the type of x."""
@@ -64,8 +73,11 @@ def _check_same(model: nn.Module, plan: Plan, shape: tuple[int, ...]) -> None:
         x = torch.rand(2, *shape).to(device, float_type(model))
         made = []
         for network in (model, model, _Traced(model, plan)):
-            torch.manual_seed(0)
-            copies = {tensor: tensor.clone() for tensor in tensors_of(model).values()}
+            torch.default_generator.manual_seed(0)
+            if like.is_cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(0)
+            copies = {tensor: _copy(tensor) for tensor in tensors_of(model).values()}
             try:
                 made.append(called_with(network, copies, x.clone()).float())
             except Exception as error:

@@ -134,6 +134,14 @@ class Tracer(fx.Tracer):
         rows = obj.size(0) if obj._seen() is not None else None
         return (obj[row] for row in range(rows)) if isinstance(rows, int) else super().iter(obj)
 
+    def attribute(self, node: fx.Node) -> Any:
+        """The weight or buffer itself that a node reads."""
+        before, self.aside = self.aside, True
+        try:
+            return functools.reduce(getattr, str(node.target).split("."), self.root)
+        finally:
+            self.aside = before
+
     def number(self, node: fx.Node) -> Any:
         """What forward reads as a plain number, if buffers alone decide it: weights are trained."""
         try:

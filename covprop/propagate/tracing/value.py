@@ -52,6 +52,8 @@ class Value(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         kept = self.node.meta.get(SEEN)
+        if self.node.op == "get_attr" and name in (own := vars(self.tracer.attribute(self.node))):
+            return own[name]  # what the model's author wrote on a weight or a buffer
         if kept and not hasattr(type(kept[0]), name):
             raise AttributeError(f"{type(kept[0]).__name__!r} object has no attribute {name!r}")
         return super().__getattr__(name)
@@ -151,7 +153,9 @@ def _in_place(change: Any) -> Any:
         seen = self.node.meta.get(SEEN)
         number = seen is not None and not isinstance(seen[0], Tensor)  # sizes
         target = IN_PLACE[change] if number else change
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
+        made = self.tracer.create_proxy("call_function", target, (self, other), {})
+        vars(made).update({**vars(self), **vars(made)})  # it is the same to its author
+        return made
 
     return method
 

@@ -119,7 +119,18 @@ def an_autograd_function(net: nn.Module, x: Tensor) -> Tensor:
     return Straight.apply(h).flatten(1)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def by_what_is_written_on_a_weight(net: nn.Module, x: Tensor) -> Tensor:
+    net.inner.weight.doubled = True  # type: ignore[assignment, union-attr]
+    h = net.inner(x)
+    h.tag = 3
+    h += 1
+    if getattr(net.inner.weight, "doubled", False) and not hasattr(net.scale, "doubled"):
+        h = h * h.tag
+    return h.flatten(1)
+
+
 FORWARDS = [
+    by_what_is_written_on_a_weight,
     *(only_its_size_is_read_later, only_the_rest_is_read_later, a_loss_beside),
     *(under_two_names, kept_in_a_list, of_a_caller, two_halves, numbers, masks),
     *(by_its_type, by_an_attribute, by_the_type_of_a_weight, an_autograd_function),
@@ -158,6 +169,13 @@ def test_check_runs_the_trace_against_the_model() -> None:
     check(same, SHAPE)
     assert (other.calls, same.calls, same.training) == (0, 0, True)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "forward", [by_the_type_of_a_weight, by_what_is_written_on_a_weight, an_autograd_function]
+)
+def test_check_accepts_what_is_traced_rightly(forward: Forward) -> None:
+    check(Written(forward, 36), SHAPE)
 
 
 def view(net: nn.Module, x: Tensor) -> Tensor:
