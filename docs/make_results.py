@@ -163,8 +163,8 @@ def time_table(wave: str, *more: str) -> str:
     """Seconds until the ACR passes each threshold; every point is a finished run, timed alone.
 
     The runs of the table of CIFAR-10 at σ = 0.25 are points as well, where they were timed and
-    differ from their recipe in how they train, if at all. Other runs of the wave that were not timed alone are named below, and
-    "points" adds a table of all that were.
+    differ from their recipe in how they train, if at all. Other runs of the wave that were not
+    timed alone are named below, and "points" adds a table of all that were.
     """
     own = points(RESULTS, wave)
     table = [p for p in points(RESULTS, "cifar10-0.25") if p.alone is not None]
