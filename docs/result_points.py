@@ -19,6 +19,7 @@ from covprop.report.read import Certification, read
 from covprop.report.seeds import Group, by_recipe
 from covprop.report.sidecars import most_certified
 from covprop.report.summary import Agreement, Summary, summarize
+from covprop.train import load
 from covprop.train.length import at_length
 
 WAVES = Path(__file__).parents[1] / "benchmarks" / "waves"
@@ -195,7 +196,10 @@ def changes(facts: dict[str, Any]) -> list[str]:
 
 
 def in_wave(facts: dict[str, Any]) -> list[str] | None:
-    """The job's changes as its wave has them: a recipe may have changed since the run was made."""
+    """The job's changes as its wave has them: a recipe may have changed since the run was made.
+
+    Or there is one now of what the run changed in another.
+    """
     path = WAVES / f"{facts.get('wave')}.toml"
     if not path.is_file():
         return None
@@ -203,9 +207,20 @@ def in_wave(facts: dict[str, Any]) -> list[str] | None:
     for job in wave["job"]:
         several = isinstance(job.get("epochs", wave.get("epochs")), list)
         name = f"{job['name']}-{facts['epochs']}epochs" if several else job["name"]
-        if (name, job.get("recipe", wave.get("recipe"))) == (facts["name"], facts["recipe"]):
-            return [*wave.get("set", []), *job.get("set", [])]
+        recipe, made = (
+            job.get("recipe", wave.get("recipe")),
+            [*wave.get("set", []), *job.get("set", [])],
+        )
+        if name == facts["name"] and (recipe == facts["recipe"] or as_run(recipe, made, facts)):
+            return made
     return None
+
+
+def as_run(recipe: str, made: list[str], facts: dict[str, Any]) -> bool:
+    """Whether a recipe with these changes is what a run was made with."""
+    seed = [change for change in facts["set"] if change.startswith("train.seed=")]
+    now = load(recipe, [*at_length(recipe, facts["epochs"]), *made, *seed])
+    return now == load(facts["recipe"], facts["set"])
 
 
 def failures(results: Path, wave: str) -> list[dict[str, Any]]:

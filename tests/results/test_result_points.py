@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from certifications import add_estimates, draw_rows
 from wave_runs import acr, add_run, lines
 
@@ -75,3 +76,17 @@ def test_a_length_in_a_name_is_no_other_job(make: ModuleType, tmp_path: Path) ->
     wave, recipe = tmp_path / "cifar10-0.25", "cifar10/minutes/late-0.25"
     add_run(wave, "late-27epochs", 0, recipe=recipe, epochs=27, set=[])
     assert lines(make.table("cifar10-0.25"), "")[0][0] == "`late-27epochs`"
+
+
+@pytest.mark.parametrize(("lr", "changed"), [(0.05, False), (0.02, True)])
+def test_what_a_run_changed_may_have_a_recipe_of_its_own_now(
+    make: ModuleType, tmp_path: Path, lr: float, changed: bool
+) -> None:
+    """The job of the wave has `gaussian-muon-0.25`; another rate than there is still a change."""
+    wave, recipe = tmp_path / "cifar10-0.25", "cifar10/minutes/gaussian-0.25"
+    muon = ["train.optimizer=muon", "train.weight_decay=0.05", "train.decay_all=false"]
+    made = [*muon, f"train.lr={lr}", "train.epochs=24", "train.seed=0"]
+    add_run(wave, "gaussian-muon", 0, recipe=recipe, epochs=24, set=made)
+    (label,) = (row[0] for row in lines(make.table("cifar10-0.25"), ""))
+    assert (label != "`gaussian-muon`") == changed
+    assert ("`train.lr=0.02`" in label) == changed
