@@ -21,10 +21,11 @@ from covprop.layers import HermiteActivation
 from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.propagate.inputs import type_named
-from covprop.propagate.plan import Plan, Step
+from covprop.propagate.plan import Plan
 from covprop.propagate.registry import Call, Layer, describe, kind, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
+from covprop.propagate.step import Step
 from covprop.propagate.tracing.trace import build, check_module
 
 WEIGHTED = (

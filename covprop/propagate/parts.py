@@ -16,8 +16,9 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.kernels.half import inverse_of
-from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs, stand_in
+from covprop.propagate.plan import Deviation, Plan, full_precision, stand_in
 from covprop.propagate.settings import Settings
+from covprop.propagate.step import Step, refs
 
 Ready = tuple[list[Deviation], torch.cuda.Event | None]
 """The deviations of a part's steps, and the event that says they are computed."""

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from covprop.mode import called_with
-from covprop.propagate.plan import Step, refs, stand_in
+from covprop.propagate.plan import stand_in
 from covprop.propagate.registry import Unsupported, describe
+from covprop.propagate.step import Step, refs
 from covprop.propagate.tracing.faults import Fault
-from covprop.propagate.tracing.look import FAILURES, Look, same_memory
+from covprop.propagate.tracing.look import FAILURES, Look
+from covprop.propagate.tracing.memory import same_memory
 
 BY_SIZE = (
     "it computes with the size of the batch, so an image's logits would depend on it",

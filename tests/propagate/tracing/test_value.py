@@ -176,23 +176,3 @@ def test_check_runs_the_trace_against_the_model() -> None:
 )
 def test_check_accepts_what_is_traced_rightly(forward: Forward) -> None:
     check(Written(forward, 36), SHAPE)
-
-
-def view(net: nn.Module, x: Tensor) -> Tensor:
-    h = net.inner(x)
-    flat = h.view(h.shape[0], -1)
-    flat += 1
-    return h.flatten(1)
-
-
-def whole_of_a_chunk(net: nn.Module, x: Tensor) -> Tensor:
-    h = net.inner(x)
-    first, _ = h.chunk(2, 1)
-    first += 1
-    return h.flatten(1)
-
-
-@pytest.mark.parametrize("forward", [view, whole_of_a_chunk])
-def test_a_view_that_is_read_later_is_refused(forward: Forward) -> None:
-    with pytest.raises(UnsupportedModel, match="changes, in place, a view"):
-        check(Written(forward, 36), SHAPE)
