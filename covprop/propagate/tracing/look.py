@@ -16,12 +16,16 @@ from covprop.mode import called_with, tensors_of
 from covprop.propagate.registry import Unsupported, describe, find, has_rule, option
 from covprop.propagate.settings import Settings
 from covprop.propagate.step import Ref, Step, fill, refs
-from covprop.propagate.tracing.faults import Fault, explain
+from covprop.propagate.tracing.faults import Fault, explain, unsupported
 from covprop.propagate.tracing.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 
 NOT_REAL = (
     "it makes truth values, whole or complex numbers of a noisy value",
     "write it as an activation (x * (x > 0) is relu), or give the block a rule (covprop.rule)",
+)
+BY_MASK = (
+    "how many values it takes depends on the numbers of a mask",
+    "take them by slices or by a list of numbers, as in x[:, :, [0, 2]]",
 )
 MADE = {
     *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
@@ -239,6 +243,9 @@ def look(
         called_with(seen, on_meta, x)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         failed = steps[len(seen.done)]
+        if "torch.nonzero" in str(error):
+            fault = Fault(failed.name, describe(failed.operation), failed.where, *BY_MASK)
+            raise unsupported(type(model).__name__, [*seen.faults, fault]) from error
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
             f"{failed.name} ({describe(failed.operation)}) says: {first_line(error)}"

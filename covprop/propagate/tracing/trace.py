@@ -32,6 +32,8 @@ UNTRACEABLE = {
     "nn.ModuleList or an nn.ModuleDict",
     "does not support item assignment": "put the parts together by torch.cat instead of writing "
     "them into a tensor",
+    "it asks for a type": "convert without asking, as in x.to(self.weight.dtype), or let an option "
+    "of the module decide",
     "a plain number of": "compute with the value itself, as in x * self.scale, or keep the number",
 }
 """What torch.fx says, in part, and what to do then."""

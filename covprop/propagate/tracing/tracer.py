@@ -73,6 +73,9 @@ class Tracer(fx.Tracer):
                 f"({type(m).__name__}): make it in __init__, or, if forward makes it once, run the "
                 "model on a batch of images before."
             )
+        if m not in self.given and type(m) is nn.Sequential:  # a slice, as self.features[:2]
+            forward, args, kwargs = call
+            return forward(*args, **kwargs)
         self.called.append(m)
         return super().call_module(m, *call)
 
@@ -128,6 +131,8 @@ class Tracer(fx.Tracer):
         try:
             return bool(self._decided(node))
         except LookupError:
+            if not isinstance(node.meta.get(SEEN, (obj,))[0], Tensor | fx.Proxy):
+                raise TypeError("it asks for a type, a device or the size of the batch") from None
             return super().to_bool(obj)
 
     def iter(self, obj: Any) -> Iterator[Any]:
