@@ -66,6 +66,11 @@ class Step:
         return self.does[0]
 
     @property
+    def reads(self) -> list[int]:
+        """The slots of its arguments, in order."""
+        return refs((self.args, self.kwargs))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first random operand, without the batch."""
         return self.shapes[self.operands.index(self.random[0])]

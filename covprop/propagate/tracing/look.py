@@ -108,7 +108,7 @@ class Look(nn.Module):
         self, step: Step, values: list[Any], covs: list[Tensor | None]
     ) -> tuple[Step, Tensor | None]:
         """A step with its operands, shapes and rule, and its covariance, None without noise."""
-        used = refs((step.args, step.kwargs))
+        used = step.reads
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
         made = step.operation in MADE or (step.operation in LIKE and used[0] not in random)

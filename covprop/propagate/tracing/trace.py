@@ -15,7 +15,7 @@ from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import attributes_kept
 from covprop.propagate.plan import Plan
 from covprop.propagate.settings import Settings
-from covprop.propagate.step import Attribute, Step, refs
+from covprop.propagate.step import Attribute, Step
 from covprop.propagate.tracing.constant import batch_dependent, with_sizes
 from covprop.propagate.tracing.faults import failed_line, unsupported
 from covprop.propagate.tracing.flatten import flatten_graph
@@ -84,7 +84,7 @@ def free_early(steps: list[Step], output: int) -> list[Step]:
     """Note with each step the values that no later step reads, so that they can be freed."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(steps):
-        for slot in refs((step.args, step.kwargs)):
+        for slot in step.reads:
             last_use[slot] = number
     frees: dict[int, list[int]] = {}
     for slot, number in last_use.items():
