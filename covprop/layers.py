@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,12 @@ from covprop.errors import InvalidInput
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
     """Values [C] shaped to broadcast over x [b, C, ...]."""
     return values.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def per_dimension(value: int | Sequence[int], dimensions: int) -> list[int]:
+    """An option given as one number, or one a dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dimensions if len(values) == 1 else values
 
 
 def widened(x: Tensor) -> Tensor:
