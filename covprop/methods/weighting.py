@@ -75,13 +75,12 @@ class WithRadius:
         except UnsupportedModel as error:
             # The remedy here is another weighting, not another model.
             places = [f"{fault.name} ({fault.operation})" for fault in error.faults]
-            refused = UnsupportedModel(
+            raise UnsupportedModel(
                 'weighting.name = "radius" propagates Σ through the model, which fails at '
                 f"{', '.join(places) or first_line(error).rstrip('.')}; set weighting.name = "
-                '"probability", which takes any model.'
-            )
-            refused.faults = error.faults
-            raise refused from error
+                '"probability", which takes any model.',
+                error.faults,
+            ) from error
 
     def phase(self, epoch: int) -> Hashable | None:
         """The method's own; Σ is the same work in all epochs."""
