@@ -16,6 +16,11 @@ def per_channel(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *(1,) * (x.ndim - 2))
 
 
+def all_but_channels(x: Tensor) -> list[int]:
+    """The dimensions of batch and pixels of x [b, C, ...]."""
+    return [0, *range(2, x.ndim)]
+
+
 def per_dimension(value: int | Sequence[int], dimensions: int) -> list[int]:
     """An option given as one number, or one a dimension."""
     values = [value] if isinstance(value, int) else list(value)
@@ -60,7 +65,7 @@ class ActNorm(nn.Module):
                 "channel here and so no variance: begin with two images or more, or call "
                 "model.eval()."
             )
-        dims = [0, *range(2, x.ndim)]
+        dims = all_but_channels(x)
         wide = x.to(self.shift.dtype)
         self.shift.copy_(-wide.mean(dims))
         self.log_scale.copy_(-0.5 * torch.log(wide.var(dims, correction=0) + 1e-6))
