@@ -1,5 +1,7 @@
 """The errors a user can cause: each message is one sentence naming the thing and the remedy."""
 
+from collections.abc import Sequence
+
 
 class CovpropError(Exception):
     """Base of every error that is the user's to mend; the command line exits with 2 on it."""
@@ -11,7 +13,9 @@ class UnsupportedModel(CovpropError):
     `faults` holds the same as a tuple of (name, operation, where, why, remedy).
     """
 
-    faults: tuple = ()
+    def __init__(self, message: str, faults: Sequence = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
 
 
 class InvalidInput(CovpropError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,17 @@ from covprop.errors import InvalidInput
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
     """Values [C] shaped to broadcast over x [b, C, ...]."""
     return values.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def all_but_channels(x: Tensor) -> list[int]:
+    """The dimensions of batch and pixels of x [b, C, ...]."""
+    return [0, *range(2, x.ndim)]
+
+
+def per_dimension(value: int | Sequence[int], dimensions: int) -> list[int]:
+    """An option given as one number, or one a dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dimensions if len(values) == 1 else values
 
 
 def widened(x: Tensor) -> Tensor:
@@ -53,7 +65,7 @@ class ActNorm(nn.Module):
                 "channel here and so no variance: begin with two images or more, or call "
                 "model.eval()."
             )
-        dims = [0, *range(2, x.ndim)]
+        dims = all_but_channels(x)
         wide = x.to(self.shift.dtype)
         self.shift.copy_(-wide.mean(dims))
         self.log_scale.copy_(-0.5 * torch.log(wide.var(dims, correction=0) + 1e-6))

@@ -66,7 +66,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerTime:
     """The covariance pass through one step of the network."""
 
     name: str
@@ -174,7 +174,7 @@ def linear_fit(points: Sequence[Depth], by: Cost = "layers") -> Fit:
 
 
 @torch.no_grad()
-def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
+def by_layer(subject: Subject, effort: Effort) -> list[LayerTime]:
     """How long each step of the covariance pass takes by itself, all in turn.
 
     In the precision of the pass as a whole: Σ itself is never under autocast, but with autocast
@@ -197,7 +197,7 @@ def by_layer(subject: Subject, effort: Effort) -> list[Layer]:
     times = interleaved(sides, subject.device, replace(effort, sample_seconds=0.0))
     found = []
     for slot, step in noisy.items():
-        found.append(Layer(step.name, step.operation.__name__, step.channels, times[str(slot)]))
+        found.append(LayerTime(step.name, step.operation.__name__, step.channels, times[str(slot)]))
     return found
 
 

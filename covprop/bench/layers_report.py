@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from covprop.bench import memory, plots
-from covprop.bench.layers import FORWARD, Cost, Depth, Fit, Layer, Passes, linear_fit
+from covprop.bench.layers import FORWARD, Cost, Depth, Fit, LayerTime, Passes, linear_fit
 from covprop.bench.machine import Facts
 from covprop.bench.report import Report, Table, mebibytes, milliseconds
 from covprop.bench.subject import Subject
@@ -16,7 +16,7 @@ def layers_report(
     found: Sequence[Passes],
     bytes_by_batch: dict[int, tuple[int, int]],
     depths: Sequence[Depth],
-    layers: Sequence[Layer],
+    layers: Sequence[LayerTime],
     subject: Subject,
     facts: Facts,
 ) -> Report:
@@ -156,7 +156,7 @@ def _verdicts(fits: Fits) -> list[str]:
     return notes
 
 
-def _layer_table(layers: Sequence[Layer]) -> Table:
+def _layer_table(layers: Sequence[LayerTime]) -> Table:
     total = sum(one.time.median for one in layers)
     rows = [
         [

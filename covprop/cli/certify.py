@@ -96,29 +96,29 @@ def certify(
     from covprop.certify.noise import block_size
     from covprop.certify.rows import Row
     from covprop.cli.filling import fill_log
-    from covprop.cli.subject import open_subject
+    from covprop.cli.trained import open_trained
     from covprop.device import choose_device
 
     radii = tuple(at_least) if at_least else None
     if sequential and delta is None and radii is None:
         delta = DELTA
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = subject.choose_sigma(sigma)
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = trained.choose_sigma(sigma)
     where = choose_device(device)
-    step = block_size(subject.image_shape)
+    step = block_size(trained.image_shape)
     check_options(level, n0, n, alpha, soft=soft, delta=delta, at_least=radii, step=step)
     _check_samples(n, alpha, level, soft=soft)
-    images = subject.load_images(split, data)
-    positions = subject.choose_positions(images, skip, most)
+    images = trained.load_images(split, data)
+    positions = trained.choose_positions(images, skip, most)
     asked: dict[str, Any] = {"sigma": level, "n0": n0, "n": n, "alpha": alpha, "seed": seed}
     precision = "bfloat16" if bf16 else "float32"
-    settings = subject.settings(
+    settings = trained.settings(
         split, images, **asked, mode=_mode(soft, delta, radii), precision=precision
     )
     if skip_wrong:
         settings["skip_wrong"] = True
-    settings |= _unfinished(subject.epochs)
-    model = subject.model.to(where)
+    settings |= _unfinished(trained.epochs)
+    model = trained.model.to(where)
 
     def evaluate(
         source: "Iterator[tuple[int, Tensor]]", labels: list[int]
@@ -129,7 +129,7 @@ def certify(
                 model,
                 source,
                 len(labels),
-                num_classes=subject.num_classes,
+                num_classes=trained.num_classes,
                 batch_size=batch,
                 device=where,
                 dtype=torch.bfloat16 if bf16 else None,
@@ -143,7 +143,7 @@ def certify(
                 **asked,
             )
 
-    path = out or subject.log_path("certify", level)
+    path = out or trained.log_path("certify", level)
     rows = fill_log(
         path,
         settings,
@@ -161,7 +161,7 @@ def certify(
 def _check_samples(n: int, alpha: float, sigma: float, *, soft: bool) -> None:
     """Too few to certify any image are refused here: a log of them has no use."""
     from covprop.certify.bounds import fewest_samples, sample_warning
-    from covprop.cli.subject import warn
+    from covprop.cli.trained import warn
     from covprop.errors import InvalidInput
 
     if n < (fewest := fewest_samples(alpha, soft=soft)):
@@ -175,7 +175,7 @@ def _check_samples(n: int, alpha: float, sigma: float, *, soft: bool) -> None:
 
 def _unfinished(epochs: tuple[int, int] | None) -> dict[str, int]:
     """What the log's .json says of a run that is not trained to its end; said here, too."""
-    from covprop.cli.subject import warn
+    from covprop.cli.trained import warn
 
     if epochs is None or epochs[0] >= epochs[1]:
         return {}

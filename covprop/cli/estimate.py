@@ -59,24 +59,24 @@ def estimate(
     """
     import torch
 
-    from covprop.cli.subject import open_subject, warn
+    from covprop.cli.trained import open_trained, warn
     from covprop.device import choose_device
     from covprop.errors import InvalidInput, UnsupportedModel
     from covprop.files import write
 
     if batch < 1:
         raise InvalidInput(f"--batch is the number of images in one pass, at least 1, not {batch}.")
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = subject.choose_sigma(sigma)
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = trained.choose_sigma(sigma)
     where = choose_device(device)
-    images = subject.load_images(split, data)
-    positions = subject.choose_positions(images, skip, most)
-    model = subject.model.to(where)
-    path = subject.folder / f"{subject.stem}estimated.tsv"
+    images = trained.load_images(split, data)
+    positions = trained.choose_positions(images, skip, most)
+    model = trained.model.to(where)
+    path = trained.folder / f"{trained.stem}estimated.tsv"
     facts = path.with_suffix(".json")
     _check_writable(path)
     _check_kind(path)
-    settings = subject.settings(split, images, sigma=level, estimators=ESTIMATORS)
+    settings = trained.settings(split, images, sigma=level, estimators=ESTIMATORS)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
     if not -(2**63) <= seed < 2**63:
@@ -161,7 +161,7 @@ def _radii(
     batch: int,
     device: "torch.device",
 ) -> list[float]:
-    from covprop.cli.subject import groups
+    from covprop.cli.trained import groups
     from covprop.estimate import margin
 
     estimator, samples = _parts(name)

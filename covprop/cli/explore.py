@@ -34,16 +34,16 @@ def explore(
     """
     import webbrowser
 
-    from covprop.cli.subject import open_subject
+    from covprop.cli.trained import open_trained
     from covprop.device import choose_device
     from covprop.explore.compute import Explorer
     from covprop.explore.server import Desk, Server
 
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = subject.choose_sigma(sigma)
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = trained.choose_sigma(sigma)
     where = choose_device(device)
-    images = subject.load_images(split, data)
-    explorer = Explorer(subject.model.to(where), images, level, trained=subject.sigma)
+    images = trained.load_images(split, data)
+    explorer = Explorer(trained.model.to(where), images, level, trained=trained.sigma)
     server = Server(Desk(explorer, run.name), port)
     typer.echo(f"{run}: {len(images)} images of {images.name} ({split}), σ = {level:g}")
     typer.echo(f"{server.url}\nCtrl-C ends it.")

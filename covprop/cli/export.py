@@ -31,15 +31,15 @@ def export(
     cohen format the reader adds that); noise and voting are the caller's.
     """
     from covprop import checkpoints
-    from covprop.cli.subject import open_subject
+    from covprop.cli.trained import open_trained
     from covprop.errors import InvalidInput
 
     end = checkpoints.ending(to)
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    path = file or subject.folder / f"{subject.stem}export{end}"
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    path = file or trained.folder / f"{trained.stem}export{end}"
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
     checkpoints.export(
-        subject.model, path, to=to, arch=subject.arch, image_shape=subject.image_shape
+        trained.model, path, to=to, arch=trained.arch, image_shape=trained.image_shape
     )
     typer.echo(f"{path}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from covprop.cli.subject import groups, warn
+from covprop.cli.trained import groups, warn
 from covprop.device import is_first, rank_and_world
 from covprop.errors import InvalidInput
 

@@ -73,17 +73,17 @@ def inspect(
     """
     import torch
 
-    from covprop.cli.subject import groups, open_subject
+    from covprop.cli.trained import groups, open_trained
     from covprop.device import choose_device
     from covprop.inspect import exhibits, write
     from covprop.propagate.settings import PAPER
 
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = subject.choose_sigma(sigma)
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = trained.choose_sigma(sigma)
     where = choose_device(device)
-    pictures = subject.load_images(split, data)
+    pictures = trained.load_images(split, data)
     wanted = _numbers(images, "--images")
-    positions = subject.choose_positions(pictures, None, most)
+    positions = trained.choose_positions(pictures, None, most)
     positions += [i for i in wanted if i not in positions and 0 <= i < len(pictures)]
     missing = [i for i in wanted if i not in positions]
     if missing:
@@ -97,7 +97,7 @@ def inspect(
     torch.manual_seed(seed)
     try:
         shown = exhibits(
-            subject.model.to(where),
+            trained.model.to(where),
             batch.x,
             batch.y.tolist(),
             level,
@@ -117,8 +117,8 @@ def inspect(
             f"{error}\nAs it is, `covprop explore` and `covprop estimate` take this network."
         ) from error
     _print_layers(shown)
-    folder = out or subject.folder / f"{subject.stem}inspect"
-    title = f"Inside {subject.arch} on {subject.dataset}, σ = {level:g}"
+    folder = out or trained.folder / f"{trained.stem}inspect"
+    title = f"Inside {trained.arch} on {trained.dataset}, σ = {level:g}"
     typer.echo(str(write(shown, folder, title)[-1]))
 
 

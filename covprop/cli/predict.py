@@ -63,37 +63,37 @@ def predict(
     from covprop.certify.inputs import check_options
     from covprop.certify.rows import PredictRow
     from covprop.cli.filling import fill_log
-    from covprop.cli.subject import open_subject
+    from covprop.cli.trained import open_trained
     from covprop.data import in_folders
     from covprop.device import choose_device
 
     if pictures:
         chosen: dict[str, object] = {"--skip": skip, "--max": most, "--data": data, "--out": out}
         _refuse_with_pictures(chosen | {"--restart": restart or None}, split)
-    subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
-    level = subject.choose_sigma(sigma)
+    trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
+    level = trained.choose_sigma(sigma)
     where = choose_device(device)
     question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
     check_options(level, 1, n, alpha)
-    model = subject.model.to(where)
+    model = trained.model.to(where)
 
-    asked = {"num_classes": subject.num_classes, "batch_size": batch, "device": where, **question}
+    asked = {"num_classes": trained.num_classes, "batch_size": batch, "device": where, **question}
     asked |= {"fast": fast, "compiled": compiled, "dtype": torch.bfloat16 if bf16 else None}
     if pictures:
-        x = _read_pictures(pictures, subject.image_shape, in_folders(subject.dataset))
-        _show(pictures, vote(model, x, **asked), subject.class_names())
+        x = _read_pictures(pictures, trained.image_shape, in_folders(trained.dataset))
+        _show(pictures, vote(model, x, **asked), trained.class_names())
         return
-    images = subject.load_images(split, data)
-    positions = subject.choose_positions(images, skip, most)
+    images = trained.load_images(split, data)
+    positions = trained.choose_positions(images, skip, most)
     precision = "bfloat16" if bf16 else "float32"
-    settings = subject.settings(split, images, **question, mode="predict", precision=precision)
+    settings = trained.settings(split, images, **question, mode="predict", precision=precision)
 
     def evaluate(
         source: "Iterator[tuple[int, Tensor]]", labels: list[int]
     ) -> "Iterator[tuple[list[int], Prediction]]":
         return predict_each(model, source, len(labels), **asked)
 
-    path = out or subject.log_path("predict", level)
+    path = out or trained.log_path("predict", level)
     rows = fill_log(
         path,
         settings,

@@ -29,7 +29,7 @@ from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.kernels.moments import normal_cdf, relu_mean, standardise
 from covprop.layers import hermite
 from covprop.mode import copied, switched
-from covprop.propagate.plan import Plan, Step
+from covprop.propagate.plan import Plan
 from covprop.propagate.registry import Layer
 from covprop.propagate.rules.activation import (
     leaky_relu,
@@ -40,6 +40,7 @@ from covprop.propagate.rules.activation import (
     relu,
 )
 from covprop.propagate.settings import PAPER
+from covprop.propagate.step import Step
 from covprop.propagate.tracing.hooks import refuse_hooked_weights
 from covprop.propagate.tracing.trace import build
 from covprop.radius import gap_between, top_two

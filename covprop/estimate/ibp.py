@@ -21,16 +21,14 @@ from covprop.layers import HermiteActivation
 from covprop.logits import as_logits
 from covprop.mode import switched
 from covprop.propagate.inputs import type_named
-from covprop.propagate.plan import Plan, Step
+from covprop.propagate.plan import Plan
 from covprop.propagate.registry import Call, Layer, describe, kind, option
 from covprop.propagate.rules import activation, conv, linear
 from covprop.propagate.settings import PAPER
+from covprop.propagate.step import Step
 from covprop.propagate.tracing.trace import build, check_module
 
-WEIGHTED = (
-    *(conv.conv, conv.conv_transpose, conv.functional_conv, conv.functional_conv_transpose),
-    *(linear.linear, linear.functional_linear, linear.matmul),
-)
+WEIGHTED = (conv.conv, conv.conv_transpose, linear.linear, linear.matmul)
 """The rules of steps whose rows mix signs; every other affine step has rows of one sign."""
 
 # Where each activation turns from falling to rising, beside those that only rise.

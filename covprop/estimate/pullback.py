@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from covprop.errors import InvalidInput
-from covprop.layers import per_channel
+from covprop.layers import per_channel, per_dimension
 
 aten = torch.ops.aten
 
@@ -190,7 +190,9 @@ def convolve(
     if torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight, bias = (_lowered(value, dtype) for value in (input, weight, bias))
-    stride, padding, dilation = (_each(value, dims) for value in (stride, padding, dilation))
+    stride, padding, dilation = (
+        per_dimension(value, dims) for value in (stride, padding, dilation)
+    )
     shape: Shape = (stride, padding, dilation, False, [0] * dims, groups)
     return Convolution.apply(input, weight, bias, shape, pullback)
 
@@ -226,11 +228,6 @@ def gate(pullback: Pullback, input: Tensor, inplace: bool = False) -> Any:
 def _lowered(value: Any, dtype: torch.dtype) -> Any:
     """As autocast does it, which leaves doubles alone."""
     return value if value is None or value.dtype == torch.float64 else value.to(dtype)
-
-
-def _each(value: Any, dims: int) -> list[int]:
-    values = list(value) if isinstance(value, tuple | list) else [value]
-    return values * dims if len(values) == 1 else values
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {

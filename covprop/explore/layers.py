@@ -21,7 +21,7 @@ CACHE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class Layer:
+class NoisyLayer:
     """A step of the network whose value carries noise."""
 
     slot: int
@@ -30,10 +30,10 @@ class Layer:
     channels: int
 
 
-def layers_of(plan: Plan) -> list[Layer]:
+def layers_of(plan: Plan) -> list[NoisyLayer]:
     """Every step that has two noisy channels to show."""
     return [
-        Layer(slot, step.name, describe(step.operation), step.channels)
+        NoisyLayer(slot, step.name, describe(step.operation), step.channels)
         for slot, step in enumerate(plan.steps, start=1)
         if step.rule is not None and step.channels > 1
     ]
@@ -57,7 +57,7 @@ def at_place(value: Tensor, channels: int) -> Tensor:
     return value
 
 
-class Moments(NamedTuple):
+class Covariances(NamedTuple):
     """Σ after every step for one σ, and the deviations the mean pass needs."""
 
     covs: list[Tensor | None]
@@ -77,7 +77,7 @@ class Inside:
     def __init__(self, model: nn.Module, shape: Sequence[int]) -> None:
         self.prop = Propagator(model, 1.0, shape)
         self.layers = layers_of(self.prop.plan)
-        self._cache: OrderedDict[float, Moments] = OrderedDict()
+        self._cache: OrderedDict[float, Covariances] = OrderedDict()
 
     def output(self, x: Tensor, sigma: float) -> Gaussian:
         """Mean and covariance of the logits."""
@@ -91,14 +91,14 @@ class Inside:
         if plan.needs_image():
             eye = torch.eye(x.shape[1], device=x.device)
             return part.run(x, sigma**2 * eye, settings)
-        known = self._moments(sigma)
+        known = self._covariances(sigma)
         cov = known.covs[slot]
         assert cov is not None
         return Gaussian(part.means(x, known.deviations[:slot], settings), cov)
 
     def choose(
         self, x: Tensor, sigma: float, layer: int, channels: tuple[int, int] | None
-    ) -> tuple[Layer, tuple[int, int]]:
+    ) -> tuple[NoisyLayer, tuple[int, int]]:
         """A layer by its place in `layers`, and two channels: those of largest variance if None."""
         if not 0 <= layer < len(self.layers):
             raise InvalidInput(f"there is no layer {layer}: choose 0 to {len(self.layers) - 1}.")
@@ -116,7 +116,7 @@ class Inside:
         return chosen, (a, b)
 
     def ellipse(
-        self, x: Tensor, sigma: float, layer: Layer, channels: tuple[int, int]
+        self, x: Tensor, sigma: float, layer: NoisyLayer, channels: tuple[int, int]
     ) -> dict[str, Any]:
         """The propagated Gaussian of two channels at the pixel in the middle."""
         out = self.gaussian(x, sigma, layer.slot)
@@ -127,7 +127,9 @@ class Inside:
             **ellipse(mean, out.cov, channels),
         }
 
-    def run(self, noisy: Tensor, layer: Layer, channels: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def run(
+        self, noisy: Tensor, layer: NoisyLayer, channels: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
         """The network itself: logits, and two channels after a layer at the pixel in the middle."""
         seen: dict[str, Tensor] = {}
 
@@ -141,13 +143,13 @@ class Inside:
         self.prop.plan.run_plain(noisy, visit)
         return seen["logits"], seen["points"]
 
-    def _moments(self, sigma: float) -> Moments:
+    def _covariances(self, sigma: float) -> Covariances:
         """Σ for this σ; the latest are kept, up to `CACHE_BYTES`."""
         if sigma not in self._cache:
             self.prop.sigma = sigma
             with torch.no_grad():
                 covs = self.prop.covariances()
-                self._cache[sigma] = Moments(covs, self.prop.plan.deviations(covs))
+                self._cache[sigma] = Covariances(covs, self.prop.plan.deviations(covs))
         self._cache.move_to_end(sigma)
         while len(self._cache) > 1 and sum(m.size() for m in self._cache.values()) > CACHE_BYTES:
             self._cache.popitem(last=False)

@@ -26,7 +26,7 @@ from covprop.propagate.plan import Plan
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.rules import linear
 
-LINEAR = (linear.linear, linear.functional_linear, linear.matmul)
+LINEAR = (linear.linear, linear.matmul)
 BUDGET = {"cpu": 1 << 22, "cuda": 1 << 27}  # entries of the largest layer in one pass
 UNITS = 64  # of a layer and image whose draws are tested
 DRAWS = 1000  # of each of them: the power of a test depends on their number

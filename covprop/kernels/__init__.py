@@ -18,7 +18,7 @@ from torch import Tensor
 
 from covprop.kernels.half import HAVE_TRITON, cast, half_relu, is_matrix, takes
 from covprop.kernels.moments import INV_SQRT_2PI, normal_cdf, quick_cdf_and_exp, standardise
-from covprop.layers import per_channel
+from covprop.layers import all_but_channels, per_channel
 
 
 def fused(mean: Tensor, std: Tensor) -> ModuleType | None:
@@ -75,8 +75,8 @@ class _MomentReLU(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_mean = (wide * (ctx.slope + (1 - ctx.slope) * cdf)).to(grad.dtype)
         if ctx.needs_input_grad[1]:
-            dims = [0, *range(2, mean.ndim)]
-            grad_std = (INV_SQRT_2PI * (1 - ctx.slope)) * (wide * bell).sum(dims)
+            total = (wide * bell).sum(all_but_channels(mean))
+            grad_std = (INV_SQRT_2PI * (1 - ctx.slope)) * total
         return grad_mean, grad_std, None
 
 

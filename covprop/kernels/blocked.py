@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covprop.kernels.moments import INV_SQRT_2PI, limit
-from covprop.layers import per_channel
+from covprop.layers import all_but_channels, per_channel
 
 BLOCK = 524_288  # numbers a thread; 2 MiB in float32
 NOT_ZERO = 1.1e-30  # added to z, since gelu(z)/z has no value at 0
@@ -95,7 +95,7 @@ def backward(mean: Tensor, std: Tensor, grad: Tensor, slope: float) -> tuple[Ten
     """Gradients of the mean and of std."""
     grad_mean = torch.empty_like(mean)
     grad_std = torch.zeros_like(std)
-    dims = [0, *range(2, mean.ndim)]
+    dims = all_but_channels(mean)
     standard = Standard(mean, positive(std), torch.ones_like(std))
     for part in blocks(mean):
         x, g = mean[part].to(std.dtype), grad[part].to(std.dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.layers import per_channel
+from covprop.layers import all_but_channels, per_channel
 
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
 WANTED = os.environ.get("COVPROP_FUSED") != "0"
@@ -96,9 +96,8 @@ def backward(
         return triton_half.backward(out, std, grad, beside, want_std)
     cdf, density = slopes(out.to(std.dtype), per_channel(std, out))
     grad_mean = grad * cdf if beside is None else grad * cdf + beside
-    dims = [0, *range(2, out.ndim)]
-    grad_std = (grad * density).sum(dims) if want_std else torch.zeros_like(std)
-    return torch.empty_like(out).copy_(grad_mean), grad_std
+    total = (grad * density).sum(all_but_channels(out)) if want_std else torch.zeros_like(std)
+    return torch.empty_like(out).copy_(grad_mean), total
 
 
 @backward.register_fake

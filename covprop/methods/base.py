@@ -21,8 +21,8 @@ class Losses(NamedTuple):
     """[b, k]: logits under noise, averaged over an image's noisy copies, detached."""
     radius: Tensor | None = None
     """[b]: ESTIMATED radius, detached; None if the method has none. Of a method here it is that of
-    the label, negative where the prediction is wrong; of one for noisy labels (`Learned.radius`) it
-    may be that of the prediction, never negative."""
+    the label, negative where the prediction is wrong; of one for noisy labels it may be that of
+    the prediction, never negative (`NoisyLosses.radius`)."""
 
 
 class Method(Protocol):

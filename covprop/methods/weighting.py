@@ -6,7 +6,7 @@ multiply the losses or say how often each image is drawn.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from covprop import noise
 from covprop.errors import InvalidInput, UnsupportedModel, first_line
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Losses, Method, phase_of
-from covprop.options import Range
+from covprop.options import Range, check_fields
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, Settings
 from covprop.radius import estimated_radius
@@ -75,13 +75,12 @@ class WithRadius:
         except UnsupportedModel as error:
             # The remedy here is another weighting, not another model.
             places = [f"{fault.name} ({fault.operation})" for fault in error.faults]
-            refused = UnsupportedModel(
+            raise UnsupportedModel(
                 'weighting.name = "radius" propagates Σ through the model, which fails at '
                 f"{', '.join(places) or first_line(error).rstrip('.')}; set weighting.name = "
-                '"probability", which takes any model.'
-            )
-            refused.faults = error.faults
-            raise refused from error
+                '"probability", which takes any model.',
+                error.faults,
+            ) from error
 
     def phase(self, epoch: int) -> Hashable | None:
         """The method's own; Σ is the same work in all epochs."""
@@ -96,6 +95,7 @@ class WithRadius:
             self.method.load_state_dict(state)
 
 
+@dataclass(eq=False)
 class RadiusWeights:
     """One weight an image, from its estimated radius averaged over epochs.
 
@@ -128,21 +128,19 @@ class RadiusWeights:
         tensor([2.0000, 0.5000, 0.0000])
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        by: Literal["loss", "sampling"] = "loss",
-        momentum: Annotated[float, Range(0, 0.999)] = 0.6,
-        low: Annotated[float, Range(0, 1)] = 0.1,
-        high: Annotated[float, Range(1)] = 2.0,
-        drop_below: Annotated[float, Range(high=0)] = -0.3,
-        from_epoch: Annotated[int, Range(0)] = 2,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.by, self.momentum, self.low, self.high = by, momentum, low, high
-        self.drop_below, self.from_epoch = drop_below, from_epoch
-        self.radius = torch.full((count,), torch.nan, device=device)  # nan: not seen yet
+    count: Annotated[int, Range(1)]
+    _: KW_ONLY
+    by: Literal["loss", "sampling"] = "loss"
+    momentum: Annotated[float, Range(0, 0.999)] = 0.6
+    low: Annotated[float, Range(0, 1)] = 0.1
+    high: Annotated[float, Range(1)] = 2.0
+    drop_below: Annotated[float, Range(high=0)] = -0.3
+    from_epoch: Annotated[int, Range(0)] = 2
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_fields("weighting", self)
+        self.radius = torch.full((self.count,), torch.nan, device=self.device)  # nan: not seen yet
         self.start = self.radius.cpu().clone()  # at the epoch's start
 
     def start_epoch(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covprop.names import unknown
-from covprop.noisy.base import Learned, NoisyMethod, Task
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task
 from covprop.noisy.bootstrap import Bootstrap
 from covprop.noisy.coteaching import Coteaching
 from covprop.noisy.decoupling import Decoupling
@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[..., NoisyMethod]] = {
 }
 """Name -> class; its parameters besides `task` are the recipe's options."""
 
-__all__ = ["METHODS", "Learned", "Memory", "NoisyMethod", "NoisyStep", "Task", "build"]
+__all__ = ["METHODS", "Memory", "NoisyLosses", "NoisyMethod", "NoisyStep", "Task", "build"]
 
 
 def build(name: str, *, task: Task, **options: Any) -> NoisyMethod:

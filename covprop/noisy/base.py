@@ -34,7 +34,7 @@ class Task:
     new_network: Callable[[], nn.Module]
 
 
-class Learned(NamedTuple):
+class NoisyLosses(NamedTuple):
     """What a method returns for a batch of b images and k classes."""
 
     per_sample: Tensor
@@ -57,11 +57,11 @@ class NoisyMethod(nn.Module):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         raise NotImplementedError
 
     def phase(self, epoch: int) -> Hashable:
-        """See `train.step.Step.phase`; here all epochs are alike."""
+        """See `train.step.TrainStep.phase`; here all epochs are alike."""
         return 0
 
     def start_epoch(self, model: nn.Module, epoch: int) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, NoisyMethod, Task
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task
 from covprop.options import Fraction
 
 BETA = {"hard": 0.8, "soft": 0.95}
@@ -32,10 +32,10 @@ class Bootstrap(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         losses = bootstrap_loss(logits, batch.y, self.beta, self.kind)
-        return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
+        return NoisyLosses(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
 
 
 def bootstrap_loss(logits: Tensor, y: Tensor, beta: float, kind: str) -> Tensor:

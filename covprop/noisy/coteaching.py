@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, SmallLoss, Task, cross_entropy, over, smallest
+from covprop.noisy.base import NoisyLosses, SmallLoss, Task, cross_entropy, over, smallest
 from covprop.options import Fraction, Range
 
 
@@ -32,10 +32,10 @@ class Coteaching(SmallLoss):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         mine = cross_entropy(logits, batch.y)
         other = cross_entropy(self.peer(batch.x).float(), batch.y)
         share = self.share(epoch)
         for_me, for_other = smallest(other, share), smallest(mine, share)
-        return Learned(over(for_me, mine) + over(for_other, other), logits.detach(), for_me)
+        return NoisyLosses(over(for_me, mine) + over(for_other, other), logits.detach(), for_me)

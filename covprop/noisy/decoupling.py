@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy, over
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task, cross_entropy, over
 
 
 class Decoupling(NoisyMethod):
@@ -23,8 +23,8 @@ class Decoupling(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         mine, other = model(batch.x).float(), self.peer(batch.x).float()
         kept = mine.argmax(1) != other.argmax(1)
         losses = cross_entropy(mine, batch.y) + cross_entropy(other, batch.y)
-        return Learned(over(kept, losses), mine.detach(), kept)
+        return NoisyLosses(over(kept, losses), mine.detach(), kept)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, SmallLoss, cross_entropy, over, smallest
+from covprop.noisy.base import NoisyLosses, SmallLoss, cross_entropy, over, smallest
 
 
 class MentorNet(SmallLoss):
@@ -19,8 +19,8 @@ class MentorNet(SmallLoss):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         losses = cross_entropy(logits, batch.y)
         kept = smallest(losses, self.share(epoch))
-        return Learned(over(kept, losses), logits.detach(), kept)
+        return NoisyLosses(over(kept, losses), logits.detach(), kept)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task, cross_entropy
 
 
 class Plain(NoisyMethod):
@@ -17,7 +17,7 @@ class Plain(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         losses = cross_entropy(logits, batch.y)
-        return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
+        return NoisyLosses(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))

@@ -13,7 +13,7 @@ from covprop.errors import InvalidInput
 from covprop.gaussian import Gaussian
 from covprop.methods.base import draw
 from covprop.methods.radius import PRESETS
-from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task, cross_entropy
 from covprop.noisy.smodel import SModel
 from covprop.options import Fraction, NotNegative, Range
 from covprop.propagate.propagator import Propagator
@@ -112,7 +112,7 @@ class Radius(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         noise = draw(batch.x, 1, self.task.sigma, generator).squeeze(1)
         logits = model(batch.x + noise).float()
         out = Gaussian(logits, self._propagated(model) if self.loss.weight else self.cov)
@@ -129,7 +129,7 @@ class Radius(NoisyMethod):
             self.radius.index_copy_(0, batch.index, radius)
             if self.per_class:
                 self.group.index_copy_(0, batch.index, batch.y)
-        return Learned(losses, logits.detach(), kept, radius)
+        return NoisyLosses(losses, logits.detach(), kept, radius)
 
     def _propagated(self, model: nn.Module) -> Tensor:
         if not self._held:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, NoisyMethod, Task, cross_entropy
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task, cross_entropy
 from covprop.options import Range
 
 
@@ -41,10 +41,10 @@ class SModel(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         losses = self.losses(logits, batch.y, epoch)
-        return Learned(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
+        return NoisyLosses(losses, logits.detach(), torch.ones_like(batch.y, dtype=torch.bool))
 
     def losses(self, logits: Tensor, y: Tensor, epoch: int) -> Tensor:
         """The loss of each image, [b]: plain at first, then through the layer."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from covprop.data import Batch
 from covprop.methods import Losses
-from covprop.noisy.base import Learned, NoisyMethod, Task
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task
 from covprop.train.log import Row
-from covprop.train.step import Step
+from covprop.train.step import TrainStep
 
 KEPT, RIGHT, SEEN = range(3)
 
@@ -36,7 +36,7 @@ class Memory(nn.Module):
         self.register_buffer("radius", torch.full((images,), torch.nan))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.float64))
 
-    def update(self, index: Tensor, learned: Learned) -> None:
+    def update(self, index: Tensor, learned: NoisyLosses) -> None:
         """Add one batch."""
         self.probability.index_add_(0, index, learned.logits.softmax(1))
         self.seen.index_add_(0, index, torch.ones_like(index, dtype=self.seen.dtype))
@@ -44,7 +44,7 @@ class Memory(nn.Module):
             self.radius.index_copy_(0, index, learned.radius)
 
 
-class NoisyStep(Step):
+class NoisyStep(TrainStep):
     """A model, a method of `covprop.noisy`, and the memory; `clean` is the truth where known."""
 
     clean: Tensor | None

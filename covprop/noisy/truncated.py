@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.data import Batch
-from covprop.noisy.base import Learned, NoisyMethod, Task
+from covprop.noisy.base import NoisyLosses, NoisyMethod, Task
 from covprop.options import Fraction, Range
 
 
@@ -48,12 +48,12 @@ class Truncated(NoisyMethod):
 
     def forward(
         self, model: nn.Module, batch: Batch, epoch: int, generator: torch.Generator
-    ) -> Learned:
+    ) -> NoisyLosses:
         logits = model(batch.x).float()
         log_p = logits.log_softmax(1).gather(1, batch.y.unsqueeze(1)).squeeze(1)
         kept = self.keep[batch.index]
         self.probability.index_copy_(0, batch.index, log_p.detach().exp())
-        return Learned(torch.where(kept, lq(log_p, self.q), 0.0), logits.detach(), kept)
+        return NoisyLosses(torch.where(kept, lq(log_p, self.q), 0.0), logits.detach(), kept)
 
 
 def lq(log_p: Tensor, q: float) -> Tensor:

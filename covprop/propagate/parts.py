@@ -16,8 +16,9 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.kernels.half import inverse_of
-from covprop.propagate.plan import Deviation, Plan, Step, full_precision, refs, stand_in
+from covprop.propagate.plan import Deviation, Plan, full_precision, stand_in
 from covprop.propagate.settings import Settings
+from covprop.propagate.step import Step
 
 Ready = tuple[list[Deviation], torch.cuda.Event | None]
 """The deviations of a part's steps, and the event that says they are computed."""
@@ -38,7 +39,7 @@ class Part(NamedTuple):
 
 def live_after(plan: Plan, stop: int) -> tuple[int, ...]:
     """Slots written by the first `stop` steps that a later step, or the caller, reads."""
-    later = {slot for step in plan.steps[stop:] for slot in refs([step.args, step.kwargs])}
+    later = {slot for step in plan.steps[stop:] for slot in step.reads}
     return tuple(sorted(slot for slot in later | {plan.output} if slot <= stop))
 
 

@@ -23,8 +23,7 @@ class Plans:
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], settings: Settings) -> None:
-        self.refused: str = ""
-        self.faults: tuple = ()
+        self.refused: tuple[str, tuple] = "", ()
         own = build(model, shape, settings)
         check_names(own, settings)
         self.known = {model.training: own}
@@ -34,7 +33,7 @@ class Plans:
         except UnsupportedModel as error:
             if model.training:
                 raise
-            self.refused, self.faults = f"in training, {error}", error.faults
+            self.refused = f"in training, {error}", error.faults
             return
         same = [a.args == b.args and a.kwargs == b.kwargs and a.target is b.target
                 for a, b in zip(own.steps, other.steps, strict=False)]  # fmt: skip
@@ -43,11 +42,9 @@ class Plans:
         self.known[not model.training] = other
 
     def __getitem__(self, training: bool) -> Plan:
-        if training in self.known:
-            return self.known[training]
-        error = UnsupportedModel(self.refused)
-        error.faults = self.faults
-        raise error
+        if training not in self.known:
+            raise UnsupportedModel(*self.refused)
+        return self.known[training]
 
     def measured(self) -> list[Plan]:
         """The plan for evaluation, and that for training if it alone has some of the layers."""

@@ -86,8 +86,8 @@ class Metrics:
             raise files.unwritable(self.path, error) from error
 
 
-class Log:
-    """Progress for the one process that talks; the others get `Log(None, …)` and are silent."""
+class Display:
+    """Progress for the one process that talks; the others get `Display(None, …)` and are silent."""
 
     def __init__(self, console: Console | None, *, epochs: int, steps: int, done: int) -> None:
         self.console = console

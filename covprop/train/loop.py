@@ -19,7 +19,7 @@ from covprop.train.diverge import diverged, finite
 from covprop.train.evaluate import accuracy
 from covprop.train.graph import Fast, Gpu
 from covprop.train.learned import Learned
-from covprop.train.log import Board, Log, Metrics, Row, sentence
+from covprop.train.log import Board, Display, Metrics, Row, sentence
 from covprop.train.opening import continuing, images_of, opening, other_images
 from covprop.train.optimize import Average
 from covprop.train.optimize import optimizer as make_optimizer
@@ -121,32 +121,32 @@ class Trainer:
         self.metrics = Metrics(out / "metrics.jsonl", keep=self.rows) if here.first else None
         board = self.options.tensorboard and here.first
         self.board = Board(out, purge_after=self.rows) if board else None
-        self.log = Log(
+        self.display = Display(
             console, epochs=self.options.epochs, steps=self.steps, done=self._steps_done()
         )
         self.run_step: Callable[[data.Batch, int], None] = self.update
         if self.epoch < self.options.epochs:
             about = opening(recipe, self.model, len(train_data), self.steps, here.device)
-            self.log.say(*about, *filter(None, [speed.line]))
+            self.display.say(*about, *filter(None, [speed.line]))
         if speed.record:
-            self.run_step = Fast(self.update, self.log.say, Gpu(here.device))
+            self.run_step = Fast(self.update, self.display.say, Gpu(here.device))
 
     def fit(self) -> None:
         """All epochs that remain."""
         self.core.train()
         if self.epoch == self.options.epochs:
-            self.log.say(f"{self.out} is already trained; nothing to do.")
+            self.display.say(f"{self.out} is already trained; nothing to do.")
             self.here.first_does(self._save_model)
         elif (again := self.metrics.dropped if self.metrics else 0) or self._steps_done():
-            self.log.say(continuing(self.out, self.epoch, self.step, again))
-            self.log.say(*other_images(self.images_before, self.images))
+            self.display.say(continuing(self.out, self.epoch, self.step, again))
+            self.display.say(*other_images(self.images_before, self.images))
         try:
             with self.switches, StopRequest() as stop:
                 while self.epoch < self.options.epochs:
                     self._train_epoch(stop)
                     self._finish_epoch()
         finally:
-            self.log.close()
+            self.display.close()
             if self.board:
                 self.board.close()
 
@@ -158,7 +158,7 @@ class Trainer:
             self.core.start_epoch(self.epoch)
             if self.weights:
                 self.weights.start_epoch()
-                self.log.say(*self.weights.early(self.epoch))
+                self.display.say(*self.weights.early(self.epoch))
         order = self.weights.order(self.epoch, self.options.seed) if self.weights else None
         for batch in data.batches(
             self.train_data,
@@ -204,7 +204,7 @@ class Trainer:
         row = self._row(sums)
         if not math.isfinite(sums[LOSS]) or row["loss"] > self.options.max_loss:  # type: ignore[operator]
             raise diverged(self.out, self.epoch, self.step, row["loss"])
-        self.log.step(self._steps_done(), self.epoch, row)
+        self.display.step(self._steps_done(), self.epoch, row)
         if asked or (save and self.step < self.steps):  # an epoch's end decides for itself
             self._save(sums)
         if asked:
@@ -255,7 +255,7 @@ class Trainer:
         if save:
             self._save([0.0] * len(self.sums))
             self.here.first_does(self._save_model)
-        self.log.say(sentence(row))
+        self.display.say(sentence(row))
 
     def _write_row(self, row: Row) -> None:
         assert self.metrics is not None

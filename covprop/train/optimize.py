@@ -1,7 +1,7 @@
 """The optimizers, and the running average of the weights.
 
-What changes from step to step, the learning rate and the share 1 − d of the average, is a tensor on
-a GPU, so that a recorded step reads its current value.
+What changes from step to step, the share 1 − d of the average and on a GPU the learning rate, is a
+tensor, so that a recorded step reads its current value.
 """
 
 from __future__ import annotations
@@ -78,35 +78,24 @@ class Average:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.decay = decay
         self.steps = 0
-        self.share = 0.0
-        cuda = next((p.device for p in model.parameters() if p.is_cuda), None)
-        self.share_there = None if cuda is None else torch.zeros((), device=cuda)
+        self.share = torch.zeros((), device=next(model.parameters()).device)
 
     def advance(self) -> None:
         """Count one more step, which sets the share 1 − d."""
         self.steps += 1
-        share = 1 - min(self.decay, (1 + self.steps) / (10 + self.steps))
-        if self.share_there is not None and share != self.share:
-            self.share_there.fill_(share)
-        self.share = share
+        self.share.fill_(1 - min(self.decay, (1 + self.steps) / (10 + self.steps)))
 
     @torch.no_grad()
     def mix(self, model: nn.Module) -> None:
-        """Add the weights with the share that `advance` set."""
+        """Add the weights with the share that `advance` set, all at once, to save launches."""
         states = (net.state_dict(keep_vars=True).values() for net in (self.model, model))
         # By identity: a tensor under two names (tied weights) is taken in once.
         pairs = {id(mine): (mine, theirs) for mine, theirs in zip(*states, strict=True)}.values()
         counters = [(a, b) for a, b in pairs if not a.is_floating_point()]
         floats = [(a, b) for a, b in pairs if a.is_floating_point()]
-        if self.share_there is None:
-            for mine, theirs in counters:
-                mine.copy_(theirs)
-            for mine, theirs in floats:
-                mine.lerp_(theirs, self.share)
-        else:  # all at once, to save launches
-            if counters:
-                torch._foreach_copy_([a for a, _ in counters], [b for _, b in counters])
-            averages, weights = ([pair[i] for pair in floats] for i in (0, 1))
-            change = torch._foreach_sub(weights, averages)
-            torch._foreach_mul_(change, self.share_there)
-            torch._foreach_add_(averages, change)
+        if counters:
+            torch._foreach_copy_([a for a, _ in counters], [b for _, b in counters])
+        averages, weights = ([pair[i] for pair in floats] for i in (0, 1))
+        change = torch._foreach_sub(weights, averages)
+        torch._foreach_mul_(change, self.share)
+        torch._foreach_add_(averages, change)

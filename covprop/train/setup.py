@@ -21,7 +21,7 @@ from covprop.mode import switched
 from covprop.train import folder
 from covprop.train.distributed import World
 from covprop.train.recipe import Recipe
-from covprop.train.step import Step, TrainStep
+from covprop.train.step import MethodStep, TrainStep
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -206,11 +206,11 @@ def build_method(
 
 def build_step(
     recipe: Recipe, model: nn.Module, images: int, here: World, labels: NoisyLabels | None
-) -> tuple[Step, methods.RadiusWeights | None]:
+) -> tuple[TrainStep, methods.RadiusWeights | None]:
     """What a training step calls, and the weights of the images where the recipe has them."""
     if labels is None:
         method, weights = build_method(recipe, images, here.device)
-        return TrainStep(model, method), weights
+        return MethodStep(model, method), weights
     from covprop import noisy
 
     assert recipe.labels is not None

@@ -14,7 +14,7 @@ from covprop.kernels import HAVE_TRITON
 from covprop.train.distributed import World
 from covprop.train.options import TrainOptions
 from covprop.train.recipe import Recipe
-from covprop.train.step import Step
+from covprop.train.step import TrainStep
 
 # Compiling takes about a minute at the start of a process. On an H200 (PreActResNet-18 without
 # norm, batch 256, bf16) a recorded plain step then takes 2.79 instead of 4.11 ms, and one through
@@ -38,7 +38,7 @@ class Speed(NamedTuple):
     line: str
 
 
-def speed_of(recipe: Recipe, core: Step, here: World, steps: int) -> Speed:
+def speed_of(recipe: Recipe, core: TrainStep, here: World, steps: int) -> Speed:
     """What `train.fast` and `train.compile` mean for a run of `steps` steps in all.
 
     The steps still to do play no part, so a run that is continued goes on as it began.
@@ -110,7 +110,7 @@ def _tf32() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def _crashes(core: Step, here: World) -> bool:
+def _crashes(core: TrainStep, here: World) -> bool:
     """Whether the network cannot be trained channels last here; see `NARROW`."""
     return here.device.type == "cpu" and any(
         isinstance(layer, nn.Conv2d)
@@ -121,7 +121,7 @@ def _crashes(core: Step, here: World) -> bool:
     )
 
 
-def _against_recording(recipe: Recipe, core: Step, here: World) -> str:
+def _against_recording(recipe: Recipe, core: TrainStep, here: World) -> str:
     if here.device.type != "cuda":
         return "on a GPU only"
     if not recipe.train.fast:

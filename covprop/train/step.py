@@ -13,7 +13,7 @@ from covprop.data import Batch
 from covprop.train.log import Row
 
 
-class Step(nn.Module):
+class TrainStep(nn.Module):
     """Everything a method does in a step, so that it runs inside DDP's forward.
 
     All its parameters are trained. `model` is the network that is saved and evaluated.
@@ -48,7 +48,7 @@ class Step(nn.Module):
         return {}
 
 
-class TrainStep(Step):
+class MethodStep(TrainStep):
     """One network and a method of `covprop.methods`."""
 
     def __init__(self, model: nn.Module, method: methods.Method) -> None:

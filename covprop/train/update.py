@@ -19,7 +19,7 @@ from covprop.train.flat import RANDOM, FlatStep
 from covprop.train.optimize import Average, set_lr
 from covprop.train.options import TrainOptions
 from covprop.train.schedule import betas_at, lr_at
-from covprop.train.step import Step
+from covprop.train.step import TrainStep
 
 LOSS, CORRECT, RADIUS, WITH_RADIUS = range(4)
 """Places of the sums over an epoch's images so far."""
@@ -37,7 +37,7 @@ class Update:
 
     def __init__(
         self,
-        core: Step,
+        core: TrainStep,
         optimizer: torch.optim.Optimizer,
         average: Average | None,
         weights: RadiusWeights | None,

@@ -12,8 +12,8 @@ from covprop.bench.layers_report import layers_report
 from covprop.bench.machine import facts
 from covprop.bench.subject import Subject
 from covprop.bench.timing import QUICK, Timing
-from covprop.propagate.plan import Step
 from covprop.propagate.settings import Settings
+from covprop.propagate.step import Step
 
 TINY = Subject("preact_resnet18", width=2, image=8, norm="none")
 

@@ -12,7 +12,7 @@ from PIL import Image
 from covprop import data
 from covprop.certify import predict
 from covprop.cli.predict import _read_pictures
-from covprop.cli.subject import open_subject
+from covprop.cli.trained import open_trained
 from covprop.data.decode import read_image
 from covprop.errors import InvalidInput
 from covprop.run import Run
@@ -47,9 +47,9 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
 def test_another_data_set_has_nothing_held_out(run_folder: Path) -> None:
     config = run_folder / "config.toml"
     config.write_text(config.read_text().replace("[data]", "[data]\nholdout = 100"))
-    own = open_subject(run_folder, arch=None, dataset=None, normalize=None)
+    own = open_trained(run_folder, arch=None, dataset=None, normalize=None)
     assert (own.holdout, len(own.load_images("train", None))) == (100, 1337)
-    other = open_subject(run_folder, arch=None, dataset="digits", normalize=None)
+    other = open_trained(run_folder, arch=None, dataset="digits", normalize=None)
     assert (other.holdout, len(other.load_images("train", None))) == (None, 1437)
 
 

@@ -183,9 +183,12 @@ def test_an_image_twice_in_a_batch_does_not_depend_on_what_is_written_last() -> 
 @pytest.mark.parametrize(
     "option", ["momentum=1.0", "low=1.5", "high=0.5", "low=-1.0", "drop_below=0.1", "from_epoch=-1"]
 )
-def test_options_out_of_range_are_refused_as_the_recipe_is_read(option: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"weighting\.{option.split('=')[0]} must be at"):
+def test_options_out_of_range_are_refused_in_a_recipe_and_in_python(option: str) -> None:
+    name, value = option.split("=")
+    with pytest.raises(InvalidInput, match=rf"weighting\.{name} must be at"):
         load("cifar10/minutes/weighted-0.25", [f"weighting.{option}"])
+    with pytest.raises(InvalidInput, match=rf"weighting\.{name} must be at"):
+        RadiusWeights(3, **{name: type(getattr(RadiusWeights, name))(float(value))})  # type: ignore[arg-type]
 
 
 def test_weighted_loss_drops_mislabelled_images() -> None:

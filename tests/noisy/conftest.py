@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from covprop.data import Batch
-from covprop.noisy import Learned, NoisyMethod, Task, build
+from covprop.noisy import NoisyLosses, NoisyMethod, Task, build
 
-Call = Callable[..., Learned]
+Call = Callable[..., NoisyLosses]
 
 
 class Table(nn.Module):
@@ -48,7 +48,7 @@ def make() -> Callable[..., NoisyMethod]:
 def call() -> Call:
     """`call(method, logits, y, epoch)` on images 0, 1, 2, … with these logits."""
 
-    def run(method: NoisyMethod, logits: Tensor, y: Tensor, epoch: int = 0) -> Learned:
+    def run(method: NoisyMethod, logits: Tensor, y: Tensor, epoch: int = 0) -> NoisyLosses:
         index = torch.arange(len(y))
         x = index.float().view(-1, 1, 1, 1)
         return method(Table(logits), Batch(index, x, y), epoch, torch.Generator())

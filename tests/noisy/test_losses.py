@@ -8,11 +8,11 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 
-from covprop.noisy import Learned, NoisyMethod
+from covprop.noisy import NoisyLosses, NoisyMethod
 from covprop.noisy.smodel import log_confusion, smodel_loss
 
 Make = Callable[..., NoisyMethod]
-Call = Callable[..., Learned]
+Call = Callable[..., NoisyLosses]
 
 P = [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.05, 0.05, 0.9]]
 LOGITS = torch.tensor(P, dtype=torch.float64).log().float()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop import models, noise
 from covprop.data import Batch
-from covprop.noisy import METHODS, Learned, Memory, NoisyStep, Task, build
+from covprop.noisy import METHODS, Memory, NoisyLosses, NoisyStep, Task, build
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
 IMAGES = 12
@@ -104,7 +104,7 @@ def test_the_memory_s_sums_are_those_of_plain_indexing() -> None:
     seen = torch.zeros(9)
     for _ in range(4):
         index, logits = torch.randperm(9)[:5], torch.randn(5, 3)
-        learned = Learned(logits[:, 0], logits, logits[:, 0] > 0, logits[:, 1])
+        learned = NoisyLosses(logits[:, 0], logits, logits[:, 0] > 0, logits[:, 1])
         memory.update(index, learned)
         probability[index] += logits.softmax(1)
         seen[index] += 1

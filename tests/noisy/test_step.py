@@ -14,7 +14,7 @@ import torch
 from covprop import data
 from covprop.data.label_noise import read_table
 from covprop.errors import InvalidInput
-from covprop.noisy import METHODS, Learned, Memory
+from covprop.noisy import METHODS, Memory, NoisyLosses
 from covprop.run import Run
 from covprop.train import Interrupted, Recipe, checkpoint, resolve, train
 from covprop.train.distributed import World
@@ -220,7 +220,7 @@ def test_memory_is_a_sum_over_the_epochs() -> None:
     memory = Memory(3, 2)
     logits = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
     for _ in range(2):
-        memory.update(torch.tensor([2, 0]), Learned(logits[:, 0], logits, logits[:, 0] > 0))
+        memory.update(torch.tensor([2, 0]), NoisyLosses(logits[:, 0], logits, logits[:, 0] > 0))
     assert memory.seen.tolist() == [2, 0, 2]
     torch.testing.assert_close(memory.probability[2], torch.tensor([1.0, 1.0]))
     torch.testing.assert_close(memory.probability[0], 2 * logits[1].softmax(0))

@@ -11,7 +11,7 @@ from covprop import data, methods
 from covprop.run import Run
 from covprop.train import Interrupted, Recipe, graph, train
 from covprop.train.loop import Trainer
-from covprop.train.step import Step, TrainStep
+from covprop.train.step import MethodStep, TrainStep
 from covprop.train.stop import StopRequest
 from covprop.train.update import Update
 
@@ -172,7 +172,7 @@ def test_a_cpu_is_never_asked_to_record(
 def test_phases() -> None:
     def phases(name: str, epochs: int = 4, **options: Any) -> list[Any]:
         method = methods.build(name, sigma=0.25, input_shape=(1, 8, 8), **options)
-        step = TrainStep(torch.nn.Identity(), method)
+        step = MethodStep(torch.nn.Identity(), method)
         wrapped = methods.WithRadius(method, sigma=0.25, input_shape=(1, 8, 8))
         found = [step.phase(epoch) for epoch in range(epochs)]
         assert found == [wrapped.phase(epoch) for epoch in range(epochs)]
@@ -193,8 +193,8 @@ def test_what_says_nothing_has_a_phase_for_every_epoch() -> None:
     def method(*_: Any, **__: Any) -> methods.Losses:
         raise NotImplementedError
 
-    assert [TrainStep(torch.nn.Identity(), method).phase(epoch) for epoch in (0, 3)] == [0, 3]
-    assert [Step().phase(epoch) for epoch in (0, 3)] == [0, 3]
+    assert [MethodStep(torch.nn.Identity(), method).phase(epoch) for epoch in (0, 3)] == [0, 3]
+    assert [TrainStep().phase(epoch) for epoch in (0, 3)] == [0, 3]
 
 
 def test_batches_are_copied_to_where_the_graph_reads(tmp_path: Path, tiny: Make) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from covprop.errors import CovpropError
 from covprop.train import log as log_module
-from covprop.train.log import Board, Log, Metrics, Row, sentence
+from covprop.train.log import Board, Display, Metrics, Row, sentence
 
 ROW: Row = {
     "epoch": 2,
@@ -49,10 +49,10 @@ def test_metrics_keep_the_rows_that_count(tmp_path: Path) -> None:
 def test_a_terminal_gets_a_bar_with_everything() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=160)
-    log = Log(console, epochs=4, steps=10, done=10)
-    log.step(15, 1, ROW)
-    log.say("epoch over")
-    log.close()
+    display = Display(console, epochs=4, steps=10, done=10)
+    display.step(15, 1, ROW)
+    display.say("epoch over")
+    display.close()
     text = out.getvalue()
     for part in (
         "epoch 2/4 step 5/10",
@@ -67,9 +67,9 @@ def test_a_terminal_gets_a_bar_with_everything() -> None:
 
 def test_the_time_left_fits_a_terminal_of_80_columns() -> None:
     out = io.StringIO()
-    log = Log(Console(file=out, force_terminal=True, width=80), epochs=40, steps=10, done=0)
-    log.step(15, 1, ROW)
-    log.close()
+    display = Display(Console(file=out, force_terminal=True, width=80), epochs=40, steps=10, done=0)
+    display.step(15, 1, ROW)
+    display.close()
     assert re.search(r"-:--:--|\d:\d\d:\d\d", out.getvalue())
     assert "step 5/10" in out.getvalue()
 
@@ -85,22 +85,22 @@ class Gone(io.StringIO):
 def test_what_cannot_be_printed_stops_no_training(terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
-    log = Log(console, epochs=4, steps=10, done=0)
+    display = Display(console, epochs=4, steps=10, done=0)
     console.file = Gone()
-    log.say("one", "two")
-    log.close()
-    assert log.console is None
+    display.say("one", "two")
+    display.close()
+    assert display.console is None
 
 
 def test_a_closed_pipe_stops_no_training() -> None:
     script = """
 import sys
 from rich.console import Console
-from covprop.train.log import Log
-log = Log(Console(), epochs=1, steps=1, done=0)
-log.say("one")
+from covprop.train.log import Display
+display = Display(Console(), epochs=1, steps=1, done=0)
+display.say("one")
 sys.stdin.read()
-log.say("two")
+display.say("two")
 print("done", file=sys.stderr)
 """
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
@@ -117,10 +117,10 @@ print("done", file=sys.stderr)
 
 def test_a_file_gets_plain_lines_only() -> None:
     out = io.StringIO()
-    log = Log(Console(file=out, width=20), epochs=4, steps=10, done=0)
-    log.step(5, 0, ROW)
-    log.say(sentence(ROW))
-    log.close()
+    display = Display(Console(file=out, width=20), epochs=4, steps=10, done=0)
+    display.step(5, 0, ROW)
+    display.say(sentence(ROW))
+    display.close()
     assert out.getvalue() == sentence(ROW) + "\n"
 
 
@@ -129,28 +129,28 @@ def test_a_long_epoch_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     out = io.StringIO()
-    log = Log(Console(file=out, width=20), epochs=4, steps=10, done=10)
+    display = Display(Console(file=out, width=20), epochs=4, steps=10, done=10)
     for step, at in ((2, 40), (3, 50), (5, 71), (6, 80), (8, 100), (9, 101), (10, 131)):
         now[0] = at
-        log.step(10 + step, 1, ROW)
-    log.close()
+        display.step(10 + step, 1, ROW)
+    display.close()
     epoch, shown = "epoch 2 of 4, step", "loss 0.5123, 1000 images/s"
     assert out.getvalue().splitlines() == [
         f"{epoch} 2 of 10: {shown}",
         f"{epoch} 5 of 10: {shown}, 4 min left",  # 31 s for 3 steps, 25 are left
         f"{epoch} 9 of 10: {shown}, 3 min left",
     ]
-    log.say("epoch 2: over")  # so that an epoch of less than 30 s has no line within
+    display.say("epoch 2: over")  # so that an epoch of less than 30 s has no line within
     now[0] = 160
-    log.step(25, 2, ROW)
+    display.step(25, 2, ROW)
     assert out.getvalue().endswith("epoch 2: over\n")
 
 
 def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log(None, epochs=1, steps=1, done=0)
-    log.step(1, 0, ROW)
-    log.say("nothing")
-    log.close()
+    display = Display(None, epochs=1, steps=1, done=0)
+    display.step(1, 0, ROW)
+    display.say("nothing")
+    display.close()
     assert capsys.readouterr().out == ""
 
 

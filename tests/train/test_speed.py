@@ -18,7 +18,7 @@ from covprop.models import build
 from covprop.train import Recipe, load, loop, speed, train
 from covprop.train.distributed import World
 from covprop.train.speed import COMPILE_FROM, Speed, speed_of
-from covprop.train.step import TrainStep
+from covprop.train.step import MethodStep
 
 Make = Callable[..., Recipe]
 
@@ -29,7 +29,7 @@ LINEARIZED = {"name": "radius", "estimator": "linearized", "mean": "sample"}
 
 def found(recipe: Recipe, steps: int, device: str = "cuda", processes: int = 1) -> Speed:
     method = methods.build(**recipe.method, sigma=0.25, input_shape=(1, 8, 8))
-    core = TrainStep(torch.nn.Identity(), method)
+    core = MethodStep(torch.nn.Identity(), method)
     return speed_of(recipe, core, World(0, processes, torch.device(device)), steps)
 
 
@@ -82,7 +82,7 @@ def test_a_narrow_network_keeps_its_layout_on_a_cpu(
 ) -> None:
     """Its shortcuts are 1×1 convolutions with a stride, whose gradient breaks there."""
     net = build("preact_resnet18", num_classes=10, image_shape=(3, 32, 32), width=width)
-    core = TrainStep(net, methods.build("gaussian", sigma=0.25, input_shape=(3, 32, 32)))
+    core = MethodStep(net, methods.build("gaussian", sigma=0.25, input_shape=(3, 32, 32)))
     recipe, here = tiny(channels_last=True, fast=False), World(0, 1, torch.device(device))
     found = speed_of(recipe, core, here, 100)
     assert speed.settled(recipe, found).train.channels_last == last

@@ -13,14 +13,14 @@ from covprop.methods import Losses, RadiusWeights
 from covprop.train.distributed import World
 from covprop.train.optimize import optimizer
 from covprop.train.options import TrainOptions
-from covprop.train.step import Step
+from covprop.train.step import TrainStep
 from covprop.train.update import Update
 
 STEPS = 5
 RADIUS = torch.tensor([1.0, math.inf, math.nan, -0.25, -math.inf])
 
 
-class Fixed(Step):
+class Fixed(TrainStep):
     """A layer, and radii as they may be while a covariance is still 0."""
 
     def __init__(self) -> None:

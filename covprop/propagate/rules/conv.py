@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from covprop.kernels import tap_sum
 from covprop.propagate.channels import constant_in, expand_pixels
-from covprop.propagate.registry import Call, rule
+from covprop.propagate.registry import Layer, option, rule
 from covprop.propagate.settings import Settings
 
 HALF_CHANNELS = 16
@@ -40,9 +40,11 @@ def sum_over_taps(
     return torch.einsum("gothj,hptj->gohp", product, grouped).reshape(out_channels, out_channels)
 
 
-def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
-    """Covariance after a convolution with weight [o, i/groups, *kernel]."""
-    weight = constant_in(weight, cov, settings)
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d)
+def conv(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t W_t Σ W_tᵀ over the taps t."""
+    groups = option(layer, 6, "groups", 1)
+    weight = constant_in(option(layer, 1, "weight"), cov, settings)  # [o, i/groups, *kernel]
     cov = expand_pixels(cov, groups * weight.shape[1])  # x.flatten(1)[:, :, None, None]
     taps = weight[0, 0].numel()
     spatial_first = weight.movedim(1, -1).reshape(weight.shape[0], taps, weight.shape[1])
@@ -52,40 +54,21 @@ def convolve(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Te
     return settings.correlation_factor(taps) * total
 
 
-def convolve_transposed(cov: Tensor, weight: Tensor, groups: int, settings: Settings) -> Tensor:
-    """Covariance after a transposed convolution with weight [i, o/groups, *kernel].
+@rule(
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+)
+def conv_transpose(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
+    """(1 + r_max) Σ_t W_t Σ W_tᵀ over the taps t.
 
     With stride s an output pixel sees only the taps of its phase; the sum over all taps is a
     bound for every phase, exact for stride 1.
     """
-    weight = constant_in(weight, cov, settings)
+    groups = option(layer, 6, "groups", 1)
+    weight = constant_in(option(layer, 1, "weight"), cov, settings)  # [i, o/groups, *kernel]
     in_channels, per_group = weight.shape[:2]
     cov = expand_pixels(cov, in_channels)
     taps = weight[0, 0].numel()
     by_group = weight.reshape(groups, in_channels // groups, per_group, taps)
     laid_out = by_group.permute(0, 2, 3, 1).reshape(groups * per_group, taps, -1)
     return settings.correlation_factor(taps) * sum_over_taps(cov, laid_out, groups)
-
-
-@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-def conv(layer: nn.Conv2d, cov: Tensor, settings: Settings) -> Tensor:
-    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
-    return convolve(cov, layer.weight, layer.groups, settings)
-
-
-@rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def conv_transpose(layer: nn.ConvTranspose2d, cov: Tensor, settings: Settings) -> Tensor:
-    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
-    return convolve_transposed(cov, layer.weight, layer.groups, settings)
-
-
-@rule(F.conv1d, F.conv2d, F.conv3d)
-def functional_conv(call: Call, cov: Tensor, settings: Settings) -> Tensor:
-    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
-    return convolve(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)
-
-
-@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-def functional_conv_transpose(call: Call, cov: Tensor, settings: Settings) -> Tensor:
-    """(1 + r_max) Σ_t Wₜᵀ Σ Wₜ over the taps t."""
-    return convolve_transposed(cov, call.get(1, "weight"), call.get(6, "groups", 1), settings)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.propagate.channels import constant_in
-from covprop.propagate.registry import Call, Unsupported, rule
+from covprop.propagate.registry import Call, Layer, Unsupported, option, rule
 from covprop.propagate.rules.conv import sum_over_taps
 from covprop.propagate.settings import Settings
 
@@ -34,21 +34,15 @@ def apply_linear(cov: Tensor, weight: Tensor, settings: Settings, shape: tuple) 
     return factor * sum_over_taps(cov, by_pixel)
 
 
-@rule(nn.Linear)
-def linear(layer: nn.Linear, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
-    """Wᵀ Σ W; of a flattened image, summed over its pixels."""
-    return apply_linear(cov, layer.weight, settings, shape)
-
-
-@rule(F.linear)
-def functional_linear(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
-    """Wᵀ Σ W; of a flattened image, summed over its pixels."""
-    return apply_linear(cov, call.get(1, "weight"), settings, shape)
+@rule(nn.Linear, F.linear)
+def linear(layer: Layer, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
+    """W Σ Wᵀ; of a flattened image, summed over its pixels."""
+    return apply_linear(cov, option(layer, 1, "weight"), settings, shape)
 
 
 @rule(torch.matmul, torch.Tensor.matmul, operator.matmul)
 def matmul(call: Call, cov: Tensor, settings: Settings, shape: tuple) -> Tensor:
-    """x @ W with a constant matrix W: Wᵀ Σ W."""
+    """Wᵀ Σ W, for x @ W with a constant matrix W."""
     weight = call.get(1, "other")
     if call.noisy != 0 or weight.ndim != 2:
         raise Unsupported(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
-from covprop.layers import ActNorm, per_channel, widened
+from covprop.layers import ActNorm, all_but_channels, per_channel, widened
 from covprop.models.normalize import Normalize
 from covprop.propagate.channels import constant_in, scale_channels
 from covprop.propagate.registry import Call, Unsupported, rule
@@ -27,7 +27,7 @@ class _BatchVariance(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        wide, dims = widened(x), _pixels(x)
+        wide, dims = widened(x), all_but_channels(x)
         if x.device.type != "cpu":
             variance, mean = torch.var_mean(wide, dims, correction=0)
             return variance, mean
@@ -46,16 +46,12 @@ class _BatchVariance(torch.autograd.Function):
             return None
         x, mean = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: keep the path to the input
-            mean = widened(x).mean(_pixels(x))
+            mean = widened(x).mean(all_but_channels(x))
         slope = grad * (2.0 * x.shape[1] / x.numel())
         if x.device.type == "cpu":  # two steps, each with one number a channel, keep torch's speed
             return (widened(x) - per_channel(mean, x)).mul_(per_channel(slope, x)).to(x.dtype)
         shift = per_channel(-slope * mean, x)
         return torch.addcmul(shift, widened(x), per_channel(slope, x)).to(x.dtype)
-
-
-def _pixels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.ndim)]
 
 
 def batch_variance(mean: Tensor) -> Tensor:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.layers import per_dimension
 from covprop.propagate.registry import Call, Layer, Unsupported, kind, option, rule
 from covprop.propagate.settings import Settings
-
-
-def per_dimension(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
-    """An option given as one number or one a dimension."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dimensions if len(values) == 1 else values
 
 
 def pooled(cov: Tensor, scale: float, window: int, overlapping: bool, settings: Settings) -> Tensor:

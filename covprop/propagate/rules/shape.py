@@ -238,16 +238,13 @@ def upsample(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     return cov
 
 
-@rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-def dropout(layer: nn.Dropout, cov: Tensor, settings: Settings) -> Tensor:
+@rule(
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+)
+def dropout(layer: Layer, cov: Tensor, settings: Settings) -> Tensor:
     """Σ in evaluation; in training variances grow by 1/(1 − p)."""
-    return dropped(cov, layer.p if layer.training else 0.0)
-
-
-@rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-def functional_dropout(call: Call, cov: Tensor, settings: Settings) -> Tensor:
-    """Σ in evaluation; in training variances grow by 1/(1 − p)."""
-    return dropped(cov, call.get(1, "p", 0.5) if call.get(2, "training", True) else 0.0)
+    return dropped(cov, option(layer, 1, "p", 0.5) if option(layer, 2, "training", True) else 0.0)
 
 
 def dropped(cov: Tensor, p: float) -> Tensor:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from covprop.mode import called_with
-from covprop.propagate.plan import Step, refs, stand_in
+from covprop.propagate.plan import stand_in
 from covprop.propagate.registry import Unsupported, describe
+from covprop.propagate.step import Step
 from covprop.propagate.tracing.faults import Fault
-from covprop.propagate.tracing.look import FAILURES, Look, same_memory
+from covprop.propagate.tracing.look import FAILURES, Look
+from covprop.propagate.tracing.memory import same_memory
 
 BY_SIZE = (
     "it computes with the size of the batch, so an image's logits would depend on it",
@@ -30,7 +32,7 @@ DRAWN = (
 
 def with_sizes(steps: list[Step]) -> list[Step]:
     """The steps, noting with each that carries noise whether one without noise reads its size."""
-    read = {slot for step in steps if step.rule is None for slot in refs((step.args, step.kwargs))}
+    read = {slot for step in steps if step.rule is None for slot in step.reads}
     return [replace(step, sized=slot in read) for slot, step in enumerate(steps, start=1)]
 
 
@@ -45,9 +47,8 @@ def batch_dependent(steps: list[Step], seen: Look, image: Tensor) -> list[Fault]
     }
     faults = []
     for step in steps:
-        used = {*refs((step.args, step.kwargs))}
         for slots, words in ((drawn, DRAWN), (varying, BY_SIZE)):
-            if step.rule is None or slots.isdisjoint(used):
+            if step.rule is None or slots.isdisjoint(step.reads):
                 continue
             values = [None if slot in slots else value for slot, value in enumerate(seen.values)]
             try:
@@ -77,7 +78,7 @@ class _Plain(nn.Module):
             values.append(step.run(values))
             before, state = state, _generators(image)
             moved = any(not torch.equal(a, b) for a, b in zip(before, state, strict=True))
-            if moved or not drawn.isdisjoint(refs((step.args, step.kwargs))):
+            if moved or not drawn.isdisjoint(step.reads):
                 drawn |= {n for n, value in enumerate(values) if same_memory(value, values[slot])}
                 drawn.add(slot)
         return values, drawn

@@ -95,9 +95,7 @@ def unsupported(model: str, faults: Sequence[Fault]) -> UnsupportedModel:
     """The error that lists every fault of a model."""
     count = "one operation" if len(faults) == 1 else f"{len(faults)} operations"
     lines = "\n".join(f"  {fault}" for fault in faults)
-    error = UnsupportedModel(f"{model} has {count} that covprop cannot propagate:\n{lines}")
-    error.faults = tuple(faults)
-    return error
+    return UnsupportedModel(f"{model} has {count} that covprop cannot propagate:\n{lines}", faults)
 
 
 _COVPROP = Path(__file__).parents[1]

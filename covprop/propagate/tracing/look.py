@@ -5,7 +5,6 @@ No numbers are computed, and the model is neither run nor changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +13,19 @@ from torch import Tensor, nn
 
 from covprop.errors import UnsupportedModel, first_line
 from covprop.mode import called_with, tensors_of
-from covprop.propagate.plan import Ref, Step, fill, refs
 from covprop.propagate.registry import Unsupported, describe, find, has_rule, option
 from covprop.propagate.settings import Settings
-from covprop.propagate.tracing.faults import Fault, explain
+from covprop.propagate.step import Ref, Step, fill, refs
+from covprop.propagate.tracing.faults import Fault, explain, unsupported
 from covprop.propagate.tracing.hooks import CHANGES, PATCHED, SUBCLASS, WRITE_OUT, patched, watched
 
 NOT_REAL = (
     "it makes truth values, whole or complex numbers of a noisy value",
     "write it as an activation (x * (x > 0) is relu), or give the block a rule (covprop.rule)",
+)
+BY_MASK = (
+    "how many values it takes depends on the numbers of a mask",
+    "take them by slices or by a list of numbers, as in x[:, :, [0, 2]]",
 )
 MADE = {
     *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
@@ -105,7 +108,7 @@ class Look(nn.Module):
         self, step: Step, values: list[Any], covs: list[Tensor | None]
     ) -> tuple[Step, Tensor | None]:
         """A step with its operands, shapes and rule, and its covariance, None without noise."""
-        used = refs((step.args, step.kwargs))
+        used = step.reads
         random = tuple(slot for slot in used if covs[slot] is not None)
         value = values[-1]
         made = step.operation in MADE or (step.operation in LIKE and used[0] not in random)
@@ -195,40 +198,6 @@ def operands_of(step: Step) -> list[Any]:
     return given[:2]
 
 
-def hidden_writes(steps: list[Step], values: list[Any], output: int) -> list[Fault]:
-    """Steps that change, in place, memory that is read later under another name, as in
-    `y = x.view(…); y.relu_(); use(x)`: the steps would go on with the old x."""
-    reads = [(n, slot, seen) for n in range(len(steps)) for slot, seen in read(n, steps, values)]
-    reads.append((len(steps), output, values[output]))
-    return [
-        Fault(
-            *(step.name, describe(step.operation), step.where),
-            "it changes, in place, a view of a value that is read again later",
-            "take the operation that makes a new tensor (relu instead of relu_)",
-        )
-        for number, step in enumerate(steps)
-        if step.overwrites is not None
-        and any(
-            later > number >= slot and overlap(seen, values[step.overwrites])
-            for later, slot, seen in reads
-            if slot != step.overwrites
-        )
-    ]
-
-
-def read(number: int, steps: list[Step], values: list[Any]) -> Iterator[tuple[int, Any]]:
-    """The slots whose numbers a step reads, and what it reads of each: a view of one, only itself.
-
-    Sizes and types are not read by this measure.
-    """
-    step, made = steps[number], values[number + 1]
-    if step.operation in MADE or not carries_noise(made):
-        return
-    given = step.args[:1] if step.operation in LIKE else (step.args, step.kwargs)
-    for slot in refs(given):
-        yield slot, made if same_memory(made, values[slot]) else values[slot]
-
-
 def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
     """Steps of a network in evaluation that yet normalise an image by the others in its batch."""
     return [
@@ -244,25 +213,6 @@ def normed_by_the_batch(steps: list[Step], seen: Look) -> list[Fault]:
         and not seen.model.training
         and option(step.layer(seen.values), 5, "training", False)
     ]
-
-
-def same_memory(a: Any, b: Any) -> bool:
-    """Whether both are tensors, one of which may be a view of the other."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return False
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def overlap(a: Any, b: Any) -> bool:
-    """Whether both have a number in common; the two halves of a chunk do not."""
-    if not same_memory(a, b):
-        return False
-    if a.dtype != b.dtype:
-        return True
-    held = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
-    once = [1 if stride == 0 else size for size, stride in zip(a.shape, a.stride(), strict=True)]
-    held.as_strided(once, a.stride(), a.storage_offset()).fill_(True)
-    return bool(held.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def carries_noise(value: Any) -> bool:
@@ -293,6 +243,9 @@ def look(
         called_with(seen, on_meta, x)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         failed = steps[len(seen.done)]
+        if "torch.nonzero" in str(error):
+            fault = Fault(failed.name, describe(failed.operation), failed.where, *BY_MASK)
+            raise unsupported(type(model).__name__, [*seen.faults, fault]) from error
         raise UnsupportedModel(
             f"{type(model).__name__} does not accept an input of shape {list(input_shape)}: "
             f"{failed.name} ({describe(failed.operation)}) says: {first_line(error)}"

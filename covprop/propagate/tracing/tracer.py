@@ -73,6 +73,9 @@ class Tracer(fx.Tracer):
                 f"({type(m).__name__}): make it in __init__, or, if forward makes it once, run the "
                 "model on a batch of images before."
             )
+        if m not in self.given and type(m) is nn.Sequential:  # a slice, as self.features[:2]
+            forward, args, kwargs = call
+            return forward(*args, **kwargs)
         self.called.append(m)
         return super().call_module(m, *call)
 
@@ -87,20 +90,26 @@ class Tracer(fx.Tracer):
 
     def create_node(self, *given: Any, **options: Any) -> fx.Node:
         node = super().create_node(*given, **options)
-        self.aside = True
         try:
-            with torch.random.fork_rng([]):  # a node may draw: that is done anew in every pass
+            with self._looking(), torch.random.fork_rng([]):  # what it draws is drawn in every pass
                 node.meta[SEEN] = tuple(self._value(node, which) for which in range(len(BATCHES)))
         except Exception:
             node.meta.pop(SEEN, None)
-        finally:
-            self.aside = False
         return node
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Within it, what is read and called is not traced."""
+        before, self.aside = self.aside, True
+        try:
+            yield
+        finally:
+            self.aside = before
 
     def _value(self, node: fx.Node, which: int) -> Any:
         """What a node is for one of the batches; any error says that this is not known."""
         if node.op == "get_attr":
-            value = functools.reduce(getattr, str(node.target).split("."), self.root)
+            value = self.attribute(node)
             return value.detach().to("meta") if isinstance(value, Tensor) else value
         refer: Any = lambda arg: arg.meta[SEEN][which]  # noqa: E731  (map_arg's type is narrower)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), refer)
@@ -110,12 +119,8 @@ class Tracer(fx.Tracer):
                 raise LookupError
             on_meta = {value: value.detach().to("meta") for value in tensors_of(layer).values()}
             value = called_with(layer, on_meta, *args, **kwargs)
-        elif node.op == "call_method":
-            value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        elif node.op == "call_function":
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
         else:
-            raise LookupError
+            value = applied(node.op, node.target, args, kwargs)
         return value.to("meta") if isinstance(value, Tensor) else value
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -128,6 +133,8 @@ class Tracer(fx.Tracer):
         try:
             return bool(self._decided(node))
         except LookupError:
+            if not isinstance(node.meta.get(SEEN, (obj,))[0], Tensor | fx.Proxy):
+                raise TypeError("it asks for a type, a device or the size of the batch") from None
             return super().to_bool(obj)
 
     def iter(self, obj: Any) -> Iterator[Any]:
@@ -135,12 +142,9 @@ class Tracer(fx.Tracer):
         return (obj[row] for row in range(rows)) if isinstance(rows, int) else super().iter(obj)
 
     def attribute(self, node: fx.Node) -> Any:
-        """The weight or buffer itself that a node reads."""
-        before, self.aside = self.aside, True
-        try:
+        """The weight, buffer or constant itself that a node reads."""
+        with self._looking():
             return functools.reduce(getattr, str(node.target).split("."), self.root)
-        finally:
-            self.aside = before
 
     def number(self, node: fx.Node) -> Any:
         """What forward reads as a plain number, if buffers alone decide it: weights are trained."""
@@ -151,25 +155,26 @@ class Tracer(fx.Tracer):
 
     def _decided(self, node: fx.Node, weights: bool = True) -> Any:
         """A value that buffers alone decide, or weights and buffers, else LookupError."""
-        self.aside = True
-        try:
-            return self._constant(node, weights)
-        finally:
-            self.aside = False
-
-    def _constant(self, node: fx.Node, weights: bool) -> Any:
         if node.op == "get_attr":
-            value = functools.reduce(getattr, str(node.target).split("."), self.root)
+            value = self.attribute(node)
             if isinstance(value, nn.Parameter) and not weights:
                 raise LookupError
             return value
-        if node.op not in ("call_function", "call_method") or str(node.target).endswith("_"):
+        if str(node.target).endswith("_"):  # it would change a buffer
             raise LookupError
-        refer: Any = lambda arg: self._constant(arg, weights)  # noqa: E731
+        refer: Any = lambda arg: self._decided(arg, weights)  # noqa: E731
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), refer)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return IN_PLACE.get(node.target, node.target)(*args, **kwargs)
+        with self._looking():
+            return applied(node.op, IN_PLACE.get(node.target, node.target), args, kwargs)
+
+
+def applied(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function or a method returns; LookupError for nodes that are no such call."""
+    if op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    if op == "call_function":
+        return target(*args, **kwargs)
+    raise LookupError
 
 
 def no_logits(model: nn.Module, but: str = "") -> UnsupportedModel:

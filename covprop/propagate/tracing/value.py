@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, fx, nn
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class Value(fx.Proxy):
 
 @contextmanager
 def as_tensors() -> Iterator[None]:
-    """Within it, isinstance takes values of the trace for the tensors that forward sees in them.
+    """Within it, isinstance takes values of the trace for the tensors that forward sees in them,
+    and their sizes for a torch.Size.
 
     A `__class__` that says so would serve Python, but torch's C code asks it too, and crashes; nor
     may torch's own Python code be told so, but for `torch.is_tensor`.
@@ -131,13 +133,17 @@ def as_tensors() -> Iterator[None]:
     def asked(value: Any, kinds: Any) -> bool:
         if plain(value, kinds):
             return True
-        if type(value) is not Value or value._seen() is None:
+        if type(value) is Sizes:
+            seen_as: type = torch.Size
+        elif type(value) is Value and value._seen() is not None:
+            seen_as = nn.Parameter if value.is_weight() else Tensor
+        else:
             return False
         caller = sys._getframe(1)
         module = str(caller.f_globals.get("__name__"))
         if module.partition(".")[0] == "torch" and caller.f_code.co_name != "is_tensor":
             return False
-        return issubclass(nn.Parameter if value.is_weight() else Tensor, kinds)
+        return issubclass(seen_as, kinds)
 
     builtins.isinstance = asked
     try:

@@ -80,6 +80,12 @@ def test_what_is_written_in_place_counts_whoever_reads_the_answer(
     torch.testing.assert_close(found.var, sampled.var, rtol=0.2, atol=1e-4)
 
 
+def test_values_that_a_mask_chooses_are_refused() -> None:
+    model = After(lambda h: h[:, torch.tensor([True, False, True])])
+    with pytest.raises(UnsupportedModel, match="a mask; take them by slices or by a list"):
+        check(model, input_shape=(1, 2, 2))
+
+
 def test_what_is_written_by_out_is_refused() -> None:
     model = asserted(lambda h: torch.mul(h, 10, out=h))
     with pytest.raises(UnsupportedModel, match="writes into the tensor given as out="):

@@ -104,6 +104,17 @@ def test_what_buffers_decide_is_decided() -> None:
     torch.testing.assert_close(Propagator(model, 0.5, (4, 3, 3))(x).mean, model(x))
 
 
+def test_a_slice_of_layers_is_its_layers() -> None:
+    layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    model = Written(lambda net, x: net.layers[1:](net.layers[:1](x)).flatten(1))  # type: ignore[index, operator]
+    model.layers = layers
+    whole = nn.Sequential(layers, nn.Flatten(), model.last)
+    x = torch.rand(2, 4, 3, 3)
+    found, expected = (Propagator(net.eval(), 0.5, (4, 3, 3))(x) for net in (model, whole))
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.cov, expected.cov)
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -127,6 +138,9 @@ def parts(net: nn.Module, x: Tensor) -> Tensor:
 def test_each_thing_that_fx_cannot_has_its_remedy() -> None:
     with pytest.raises(UnsupportedModel, match=r"put the parts together by torch\.cat"):
         check(Written(parts), (4, 3, 3))
+    bytes_too = Written(lambda net, x: (x / 255 if x.dtype == torch.uint8 else x).flatten(1))
+    with pytest.raises(UnsupportedModel, match=r"asks for a type.* convert without asking"):
+        check(bytes_too, (4, 3, 3))
     plain = Written(lambda net, x: net.hidden[0](x).flatten(1))  # type: ignore[index]
     plain.hidden = [nn.Conv2d(4, 4, 1)]  # type: ignore[assignment]
     with pytest.raises(UnsupportedModel, match=r"in an nn\.ModuleList"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Subject:
+class Trained:
     """A trained classifier and what is known about it."""
 
     model: "nn.Module"
@@ -108,9 +108,9 @@ class Subject:
         return found if self.dataset in DATASETS else found | {"images": fingerprint(images)}
 
 
-def open_subject(
+def open_trained(
     run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
-) -> Subject:
+) -> Trained:
     """The run folder or checkpoint file that the user named."""
     dataset = _in_full(dataset) if dataset else None
     if run.is_dir():
@@ -152,12 +152,12 @@ def open_subject(
     )
     name = arch or checkpoints.read(run).arch or ""
     shape = facts.image_shape
-    return Subject(model, name, dataset, facts.num_classes, shape, None, run.parent, f"{run.stem}.")
+    return Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, f"{run.stem}.")
 
 
 def _open_run(
     run: Path, *, arch: str | None, dataset: str | None, normalize: bool | None
-) -> Subject:
+) -> Trained:
     from covprop.run import Run
 
     for option, value in (("--arch", arch), ("--normalize", normalize)):
@@ -171,7 +171,7 @@ def _open_run(
             f"{file}, the model's code, has changed since {run} was trained with it; what follows "
             "is about its weights in the code of now, which may be another network."
         )
-    return Subject(
+    return Trained(
         opened.load_model(),
         str(opened.config["model"]["name"]),
         dataset or str(opened.config["data"]["name"]),
