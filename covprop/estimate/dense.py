@@ -223,6 +223,7 @@ def dense(model: nn.Module, x: Tensor, sigma: float) -> Margin:
     gap = gap_between(logits, top, runner_up)
     rows = torch.arange(len(x))
     var = cov[rows, top, top] + cov[rows, runner_up, runner_up] - 2 * cov[rows, top, runner_up]
-    device, dtype = x.device, x.dtype
+    # Not in half precision: of small logits it would make a variance of 0, and a radius of ∞.
+    device, dtype = x.device, torch.promote_types(x.dtype, torch.float32)
     gap, var = gap.to(device, dtype), var.clamp_min(0.0).to(device, dtype)
     return margin_of(gap, var, sigma, top.to(device), runner_up.to(device))

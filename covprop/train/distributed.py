@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from covprop.device import choose_device, rank_and_world
 from covprop.errors import CovpropError
+
+_JOINED = count()
+"""Numbers the groups of this process: in all of them a group has the same one."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,11 @@ def world(device: str = "auto") -> Iterator[World]:
     if size == 1:
         yield World(0, 1, chosen)
         return
-    if chosen.type == "cuda":
-        dist.init_process_group("nccl", device_id=chosen)
-    else:
-        dist.init_process_group("gloo")
+    # What an earlier group left in the store, such as addresses, would be taken for this one's.
+    store, _, _ = next(dist.rendezvous("env://", rank, size))
+    store = dist.PrefixStore(f"covprop {next(_JOINED)}", store)
+    backend, place = ("nccl", chosen) if chosen.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, rank=rank, world_size=size, store=store, device_id=place)
     try:
         yield World(rank, size, chosen)
     except BaseException as error:

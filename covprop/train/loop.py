@@ -1,4 +1,4 @@
-"""The training loop: exact to resume, the same on one process and on many."""
+"""The training loop: exact to resume, with one order and noise for any number of processes."""
 
 from __future__ import annotations
 

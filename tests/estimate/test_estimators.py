@@ -48,6 +48,17 @@ def scaled(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.parametrize("estimator", ["shared", "linearized", "dense"])
+def test_small_logits_in_half_precision(estimator: str) -> None:
+    """Their variance is below the smallest number of float16; a radius has not the logits' size."""
+    model, x = scaled(Residual()), images(2)
+    model.last.requires_grad_(False).weight.mul_(1e-4)
+    model.last.bias.mul_(1e-4)
+    whole = margin(model, x, 0.3, estimator).radius
+    half = margin(model.half(), x.half(), 0.3, estimator).radius
+    torch.testing.assert_close(half, whole, rtol=0.1, atol=0.05)
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_all_accept_the_same_model_and_answer_in_the_same_form(estimator: str) -> None:
     model, x = scaled(Residual()), images()

@@ -13,7 +13,7 @@ from covprop.errors import InvalidInput
 from covprop.train.distributed import World, world
 
 WORKER = """
-import json, sys, torch
+import json, sys, time, torch
 from covprop.errors import CovpropError
 from covprop.train.distributed import world
 
@@ -31,6 +31,12 @@ with world("cpu") as here:
         here.first_does(fail)
     except CovpropError as error:
         seen["error"] = str(error)
+# As a script does that trains with one seed after the other.
+seen["again"] = []
+for _ in range(6):
+    with world("cpu") as here:
+        seen["again"] += here.sum(torch.ones(1)).tolist()
+        time.sleep(0.05 * here.rank)
 open(f"{sys.argv[1]}/{here.rank}.json", "w").write(json.dumps(seen))
 """
 
@@ -44,6 +50,7 @@ def test_two_processes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -55,6 +62,7 @@ def test_two_processes(tmp_path: Path) -> None:
             "left alone": [10.0 * rank, 10.0 * rank + 1],
             "did": [0] if rank == 0 else [],
             "error": "no disk",
+            "again": [2.0] * 6,
         }
 
 
