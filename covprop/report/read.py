@@ -139,10 +139,11 @@ def _read_one(path: Path) -> Certification:
         rows = replace(rows, radius=journal.radius)
         if met_nan := np.count_nonzero(journal.nan):
             warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
-    if "at least" in str(meta.get("mode", "")):
+    _, sequential, asked = str(meta.get("mode", "")).partition("at least ")
+    if sequential:
         warnings.append(
-            f"{path} only asked whether radii are {str(meta['mode']).split(', ')[-1]}, so its "
-            "radii, their mean and p_A are lower bounds."
+            f"{path} only asked whether radii are at least {asked}, so its radii, their mean and "
+            "p_A are lower bounds."
         )
     p_lower, p_source = _p_lower(rows, journal, sigma)
     estimates, notes = _estimates(path, rows, sigma, trained_with, meta)
