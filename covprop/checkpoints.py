@@ -141,6 +141,16 @@ def ending(to: str) -> str:
     return FORMATS[to]
 
 
+def check_name(path: Path, to: str) -> None:
+    """Refuse a name by which readers, `read` among them, take the file for another format."""
+    end = ending(to)  # refuses a format that there is not
+    if {".safetensors": "safetensors", ".onnx": "onnx"}.get(path.suffix, "cohen") != to:
+        raise InvalidInput(
+            f"{path} is no name for a file of the format {to}; choose one that ends in {end}, or "
+            "another format with --to."
+        )
+
+
 def export(
     model: nn.Module,
     path: Path,
@@ -150,7 +160,7 @@ def export(
     image_shape: tuple[int, int, int],
 ) -> None:
     """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
-    ending(to)  # refuses a format that there is not
+    check_name(path, to)
     if to == "safetensors":
         save_weights(path, model)
     elif to == "cohen":

@@ -1,11 +1,14 @@
 """`covprop export`: the base classifier for other tools."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from covprop.cli import options
+
+if TYPE_CHECKING:
+    from covprop.cli.subject import Subject
 
 
 def export(
@@ -29,17 +32,35 @@ def export(
 
     What is written is the base classifier, with its normalisation (in the
     cohen format the reader adds that); noise and voting are the caller's.
+    Only ONNX holds the network itself: to read the others, build it with the
+    same options. A warning says which are not the defaults.
     """
     from covprop import checkpoints
-    from covprop.cli.subject import open_subject
+    from covprop.cli.subject import open_subject, warn
     from covprop.errors import InvalidInput
 
     end = checkpoints.ending(to)
     subject = open_subject(run, arch=arch, dataset=dataset, normalize=normalize)
     path = file or subject.folder / f"{subject.stem}export{end}"
+    checkpoints.check_name(path, to)
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
     checkpoints.export(
         subject.model, path, to=to, arch=subject.arch, image_shape=subject.image_shape
     )
+    if to != "onnx" and (told := _changed_options(subject)):
+        warn(
+            f"{path} does not say that {told}; {subject.arch} built with its defaults may be "
+            "another network, even where the weights fit."
+        )
     typer.echo(f"{path}")
+
+
+def _changed_options(subject: "Subject") -> str:
+    """The model's options that are not its defaults: `width = 16, pool = max`."""
+    from covprop.models import find
+    from covprop.options import accepted
+
+    defaults = {name: option.default for name, option in accepted(find(subject.arch)).items()}
+    changed = {k: v for k, v in subject.options.items() if k not in defaults or defaults[k] != v}
+    return ", ".join(f"{key} = {value}" for key, value in changed.items())

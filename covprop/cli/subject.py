@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Subject:
     holdout: int | None = None  # training images that it has not seen
     epochs: tuple[int, int] | None = None  # trained and planned, where known
     run: "Run | None" = None  # the run whose own data set it is
+    options: dict[str, Any] = field(default_factory=dict)  # the model's own
 
     def log_path(self, verb: str, sigma: float) -> Path:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
@@ -183,6 +184,7 @@ def _open_run(
         opened.holdout if dataset is None else None,
         opened.epochs,
         opened if dataset is None else None,
+        {key: value for key, value in opened.config["model"].items() if key != "name"},
     )
 
 
