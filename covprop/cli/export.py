@@ -45,8 +45,14 @@ def export(
     checkpoints.check_name(path, to)
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
+    facts = subject.facts() if to == "cohen" else None
     checkpoints.export(
-        subject.model, path, to=to, arch=subject.arch, image_shape=subject.image_shape
+        subject.model,
+        path,
+        to=to,
+        arch=subject.arch,
+        image_shape=subject.image_shape,
+        added=(facts.mean or (), facts.std or ()) if facts else None,
     )
     if to != "onnx" and (told := _changed_options(subject)):
         warn(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from covprop.data import AnyImages, Batch
+    from covprop.data import AnyImages, Batch, Facts
     from covprop.run import Run
 
 
@@ -70,17 +70,20 @@ class Subject:
             )
         return images
 
-    def class_names(self) -> tuple[str, ...]:
-        """The data set's own names for the classes, or their numbers."""
+    def facts(self) -> "Facts | AnyImages | None":
+        """What the data set says of itself; None of an own one that is not there any more."""
         from covprop import data
 
-        names: tuple[str, ...] = ()
         if self.dataset in data.DATASETS:
-            names = data.DATASETS[self.dataset].classes
-        else:
-            # An own set says its names itself; it need not be there any more.
-            with contextlib.suppress(CovpropError):
-                names = data.load(self.dataset, "test").classes
+            return data.DATASETS[self.dataset]
+        with contextlib.suppress(CovpropError):
+            return data.load(self.dataset, "test", image_shape=self.image_shape)
+        return None
+
+    def class_names(self) -> tuple[str, ...]:
+        """The data set's own names for the classes, or their numbers."""
+        facts = self.facts()
+        names = facts.classes if facts else ()
         return names if len(names) == self.num_classes else tuple(map(str, range(self.num_classes)))
 
     def choose_positions(

@@ -88,3 +88,20 @@ def test_options_that_the_file_does_not_say_are_told(
             status, _, err = cli("export", run_folder, tmp_path / name, "--to", to, "--force")
             assert status == 0
             assert (f"{name} does not say that {said};" in err) if said else not err
+
+
+def test_constants_that_older_tools_would_not_add_are_refused(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """They normalise by the data set's own, so that the weights would get other images."""
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace("0.3053", "0.5"))
+    (run_folder / "model.safetensors").unlink()
+    model = models.build(
+        "lenet", num_classes=10, image_shape=(1, 8, 8), mean=(0.5,), std=(0.3762,), width=4
+    )
+    save_weights(run_folder / "model.safetensors", model)
+    code, _, err = cli("export", run_folder, "--to", "cohen")
+    assert code == 2
+    assert "mean and std, which this model was not trained with" in err
+    assert cli("export", run_folder)[0] == 0
