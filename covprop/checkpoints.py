@@ -13,6 +13,7 @@
 import copy
 import hashlib
 import io
+import math
 import pickle
 import re
 import warnings
@@ -141,6 +142,16 @@ def ending(to: str) -> str:
     return FORMATS[to]
 
 
+def check_name(path: Path, to: str) -> None:
+    """Refuse a name by which readers, `read` among them, take the file for another format."""
+    end = ending(to)  # refuses a format that there is not
+    if {".safetensors": "safetensors", ".onnx": "onnx"}.get(path.suffix, "cohen") != to:
+        raise InvalidInput(
+            f"{path} is no name for a file of the format {to}; choose one that ends in {end}, or "
+            "another format with --to."
+        )
+
+
 def export(
     model: nn.Module,
     path: Path,
@@ -148,14 +159,18 @@ def export(
     to: str,
     arch: str,
     image_shape: tuple[int, int, int],
+    added: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> None:
-    """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}."""
-    ending(to)  # refuses a format that there is not
+    """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}.
+
+    `added` are the data set's mean and std, where known: what readers of the last normalise by.
+    """
+    check_name(path, to)
     if to == "safetensors":
         save_weights(path, model)
     elif to == "cohen":
         buffer = io.BytesIO()
-        torch.save({"arch": arch, "state_dict": _cohen_state(model)}, buffer)
+        torch.save({"arch": arch, "state_dict": _cohen_state(model, added)}, buffer)
         write(path, buffer.getvalue())
     else:
         write(path, _onnx(model, image_shape))
@@ -228,10 +243,18 @@ def _unwrap(
     )
 
 
-def _cohen_state(model: nn.Module) -> dict[str, Tensor]:
+def _cohen_state(
+    model: nn.Module, added: tuple[Sequence[float], Sequence[float]] | None
+) -> dict[str, Tensor]:
     """Keys `1.…`, without the normalising layer: the older tools keep its constants in code."""
     parts = list(model.children()) if isinstance(model, nn.Sequential) else []
-    if len(parts) != 2 or not isinstance(parts[0], Normalize):
+    first = parts[0] if len(parts) == 2 else None
+    same = isinstance(first, Normalize)
+    if isinstance(first, Normalize) and added is not None:
+        own = [*first.mean.flatten().tolist(), *first.std.flatten().tolist()]
+        theirs = zip(own, [*added[0], *added[1]], strict=False)
+        same = all(math.isclose(x, y, rel_tol=1e-4) for x, y in theirs)
+    if not same:
         raise InvalidInput(
             "the older tools normalise every image with the data set's mean and std, which this "
             "model was not trained with; export it as safetensors or onnx."

@@ -43,7 +43,7 @@ class ActNorm(nn.Module):
 
     The first batch seen in training sets shift and scale so that each channel of that batch comes
     out with mean 0 and variance 1; from then on both are ordinary parameters. A batch with one
-    value a channel, such as a single vector, has no variance and is refused.
+    value a channel, such as a single vector, or with none has no variance and is refused.
     """
 
     initialized: Tensor
@@ -59,11 +59,12 @@ class ActNorm(nn.Module):
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         """Set shift and scale from a batch."""
-        if x.numel() == x.shape[1]:  # its scale would be 1000: what keeps it from dividing by 0
+        count = x.numel() // max(x.shape[1], 1)
+        if count < 2:  # its scale would be 1000, what keeps it from dividing by 0, or nan
             raise InvalidInput(
-                "ActNorm sets its scale from the first batch in training, which has one value a "
-                "channel here and so no variance: begin with two images or more, or call "
-                "model.eval()."
+                "ActNorm sets its scale from the first batch in training, which has "
+                f"{'one' if count else 'no'} value a channel here and so no variance: begin with "
+                "two images or more, or call model.eval()."
             )
         dims = all_but_channels(x)
         wide = x.to(self.shift.dtype)

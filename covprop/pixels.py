@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from covprop.errors import InvalidInput
@@ -33,6 +34,8 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bo
     """
     if x.is_meta:
         raise InvalidInput("the images are on the meta device, where there are no numbers.")
+    if x.layout is not torch.strided:
+        raise InvalidInput("the images are a sparse tensor; give x.to_dense().")
     if value_range is None or x.numel() == 0:
         return
     pair = isinstance(value_range, tuple | list) and len(value_range) == 2

@@ -150,6 +150,7 @@ def ratio(margin: Tensor, variance: Tensor) -> Tensor:
 
 def signed_ratio(out: Gaussian, labels: Tensor | None = None, settings: Settings = PAPER) -> Tensor:
     """(μ[a] − μ[b])/√v for the top two classes, or for the label against the best other class."""
+    check_settings(settings)
     pair = top_two(out.mean) if labels is None else against_label(out.mean, labels)
     gap = gap_between(out.mean.to(out.cov.dtype), *pair)
     broken = torch.isnan(out.mean).any(1)

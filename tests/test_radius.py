@@ -231,3 +231,9 @@ def test_a_compiled_radius_checks_sigma_without_a_break() -> None:
 def test_moments_that_are_none_are_one_sentence() -> None:
     with pytest.raises(InvalidInput, match="the moments are a Tensor"):
         covprop.top_two_probability(torch.rand(2, 3))  # type: ignore[arg-type]
+    out = Gaussian(torch.rand(2, 3), torch.eye(3))
+    for settings in (None, "paper"):
+        with pytest.raises(InvalidInput, match=r"settings is .*: give covprop\.PAPER"):
+            estimated_radius(out, 0.25, settings=settings)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"settings is .*: give covprop\.PAPER"):
+            covprop.top_two_probability(out, settings=settings)  # type: ignore[arg-type]

@@ -86,8 +86,6 @@ def check_images(x: Tensor, value_range: tuple[float, float] | None) -> None:
             f"x must be float images [c, h, w] or [b, c, h, w], "
             f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}{rows * (x.ndim < 3)}"
         )
-    if x.layout is not torch.strided:
-        raise InvalidInput("x is a sparse tensor; give x.to_dense()")
     if 0 in x.shape[-3:]:
         raise InvalidInput(f"images of {list(x.shape[-3:])} have no pixels")
     check_range(x, value_range)

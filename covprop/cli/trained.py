@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from covprop.data import AnyImages, Batch
+    from covprop.data import AnyImages, Batch, Facts
     from covprop.run import Run
 
 
@@ -34,6 +34,7 @@ class Trained:
     holdout: int | None = None  # training images that it has not seen
     epochs: tuple[int, int] | None = None  # trained and planned, where known
     run: "Run | None" = None  # the run whose own data set it is
+    options: dict[str, Any] = field(default_factory=dict)  # the model's own
 
     def log_path(self, verb: str, sigma: float) -> Path:
         """`RUN/certify_sigma_0.25.tsv`; beside a checkpoint file its name comes first."""
@@ -69,17 +70,20 @@ class Trained:
             )
         return images
 
-    def class_names(self) -> tuple[str, ...]:
-        """The data set's own names for the classes, or their numbers."""
+    def facts(self) -> "Facts | AnyImages | None":
+        """What the data set says of itself; None of an own one that is not there any more."""
         from covprop import data
 
-        names: tuple[str, ...] = ()
         if self.dataset in data.DATASETS:
-            names = data.DATASETS[self.dataset].classes
-        else:
-            # An own set says its names itself; it need not be there any more.
-            with contextlib.suppress(CovpropError):
-                names = data.load(self.dataset, "test").classes
+            return data.DATASETS[self.dataset]
+        with contextlib.suppress(CovpropError):
+            return data.load(self.dataset, "test", image_shape=self.image_shape)
+        return None
+
+    def class_names(self) -> tuple[str, ...]:
+        """The data set's own names for the classes, or their numbers."""
+        facts = self.facts()
+        names = facts.classes if facts else ()
         return names if len(names) == self.num_classes else tuple(map(str, range(self.num_classes)))
 
     def choose_positions(
@@ -183,6 +187,7 @@ def _open_run(
         opened.holdout if dataset is None else None,
         opened.epochs,
         opened if dataset is None else None,
+        {key: value for key, value in opened.config["model"].items() if key != "name"},
     )
 
 

@@ -6,7 +6,7 @@ Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, SupportsIndex, get_args
 
 import torch
 import torch.nn.functional as F
@@ -70,10 +70,11 @@ def batches(
     if augment not in get_args(Augment):
         known = ", ".join(get_args(Augment))
         raise InvalidInput(f"augment is {augment!r}; choose one of {known}.")
-    if batch_size < 1 or start < 0 or workers < 0 or not 0 <= rank < world:
+    whole = all(isinstance(n, SupportsIndex) for n in (batch_size, start, workers, rank, world))
+    if not whole or batch_size < 1 or start < 0 or workers < 0 or not 0 <= rank < world:
         raise InvalidInput(
             f"batch_size {batch_size}, start {start}, workers {workers}, rank {rank} of {world}: "
-            "the batch size must be positive and 0 ≤ rank < world."
+            "these are whole numbers, the batch size must be positive and 0 ≤ rank < world."
         )
     numbers = range(start, count_batches(data, batch_size, drop_last=drop_last))
     if order is not None:

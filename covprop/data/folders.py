@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -117,7 +118,8 @@ def _test_folder(folder: Path) -> Path:
 
 def reshape(data: FolderImages, shape: tuple[int, int, int]) -> FolderImages:
     """The same files, read as images of another shape; grey ones where it has one channel."""
-    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+    whole = len(shape) == 3 and all(isinstance(n, SupportsIndex) for n in shape)
+    if not whole or shape[0] not in (1, 3) or min(shape) < 1:
         raise InvalidInput(
             f"{data.name}: the images of a folder are read as [1 or 3, height, width], not "
             f"{list(shape)}."

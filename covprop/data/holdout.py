@@ -1,6 +1,7 @@
 """Training images that are held out: what to explore on, so that the test images stay unseen."""
 
 from dataclasses import replace
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -29,10 +30,10 @@ def held_out(count: int, holdout: int) -> Tensor:
 
 def divide(train: AnyImages, holdout: int) -> tuple[AnyImages, AnyImages]:
     """The training images without the held-out ones, and these."""
-    if not 0 < holdout < len(train):
+    if not isinstance(holdout, SupportsIndex) or not 0 < int(holdout) < len(train):
         raise InvalidInput(
             f"data.holdout = {holdout} of the {len(train)} training images of {train.name} leaves "
-            "none on one side; set it between."
+            "none on one side, or is no whole number; set it between."
         )
     chosen = held_out(len(train), holdout)
     rest = torch.ones(len(train), dtype=torch.bool)

@@ -168,10 +168,11 @@ def linear_matrix(step: Step, values: list[Any], slot: int) -> Tensor:
     chunk = 256 if isinstance(step.target, nn.Module) else 1
 
     def run(rows: Tensor) -> Tensor:
-        return step.run([*values[:slot], values[slot] + rows, *values[slot + 1 :]]).flatten(1)
+        shifted = [*values[:slot], values[slot] + rows, *values[slot + 1 :]]
+        return step.run(shifted).flatten(1).double()  # a cast in forward is none here
 
     moved = torch.cat([run(rows) for rows in basis.split(chunk)])
-    return (moved - step.run(values).flatten(1)).T
+    return (moved - run(torch.zeros_like(values[slot]))).T
 
 
 def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
@@ -189,7 +190,7 @@ def propagate(plan: Plan, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
             cross = gate[:, None] * joint.cov[source]
             joint.add(slot, mean.view(value.shape), own, cross)
         else:
-            value = step.run(joint.values)
+            value = step.run(joint.values).double()
             check_size(value.numel() + joint.cov.shape[0])
             cross = torch.zeros(value.numel(), joint.cov.shape[0], dtype=torch.float64)
             matrices = [(s, linear_matrix(step, joint.values, s)) for s in set(step.random)]

@@ -8,6 +8,7 @@ together, so they grow with depth: what is said of them always holds, and is sel
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from covprop.errors import InvalidInput, UnsupportedModel
 from covprop.layers import HermiteActivation
 from covprop.logits import as_logits
 from covprop.mode import switched
+from covprop.pixels import check_range
 from covprop.propagate.inputs import type_named
 from covprop.propagate.plan import Plan
 from covprop.propagate.registry import Call, Layer, describe, kind, option
@@ -95,6 +97,7 @@ def ibp(model: nn.Module, x: Tensor, epsilon: float) -> Box:
         raise InvalidInput(f"x is {found}: give a batch of images, as a tensor.")
     if not x.is_floating_point():
         raise InvalidInput(f"x is {x.dtype}: give float images.")
+    check_range(x, (-math.inf, math.inf))
     if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
         raise InvalidInput(f"epsilon is {epsilon}: give the half-width of the box, 0 or more.")
     check_module(model)

@@ -7,6 +7,7 @@ convolutions 1 to 17 and its linear layer is number 18.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from covprop.inspect import figures
 from covprop.inspect.figures import Exhibit
 from covprop.layers import widened
 from covprop.mode import switched
+from covprop.pixels import check_range
+from covprop.propagate.inputs import check_images, check_samples, type_named
 from covprop.propagate.measure import neighbour_correlation
 from covprop.propagate.plan import Plan
 from covprop.propagate.propagator import Propagator
@@ -164,10 +167,13 @@ def layer_table(
         >>> [row.layer.name for row in rows]
         ['0', '3']
     """
-    if samples < 20:
-        raise InvalidInput(f"samples is {samples}: measuring layers needs at least 20.")
+    check_samples(samples, least=20)
+    check_images(x, prop.input_shape, prop.model)
+    if not len(x):
+        raise InvalidInput("the batch to measure layers on is empty: give at least one image.")
+    check_range(x, (-math.inf, math.inf))
     generator = torch.Generator().manual_seed(seed)
-    with switched(prop.model, training=False), torch.no_grad():
+    with switched(prop.model, training=False), type_named(x, prop.model), torch.no_grad():
         plan = prop.plan
         layers = find_layers(plan) if layers is None else layers
         tallies = {}

@@ -139,10 +139,10 @@ def _read_one(path: Path) -> Certification:
         rows = replace(rows, radius=journal.radius)
         if met_nan := np.count_nonzero(journal.nan):
             warnings.append(f"{path}: the model returned NaN under noise on {met_nan} images.")
-    _, asked, radii = str(meta.get("mode", "")).partition("at least ")
-    if asked:
+    _, sequential, asked = str(meta.get("mode", "")).partition("at least ")
+    if sequential:
         warnings.append(
-            f"{path} only asked whether radii are {asked}{radii}, so its radii, their mean and "
+            f"{path} only asked whether radii are at least {asked}, so its radii, their mean and "
             "p_A are lower bounds."
         )
     p_lower, p_source = _p_lower(rows, journal, sigma)

@@ -99,7 +99,7 @@ def test_one_radius_or_several(asked: float | list[float], radii: tuple[float, .
     ("given", "said"),
     [
         ({"x": torch.zeros(4, 1, 0, 8)}, r"images of \[1, 0, 8\] have no pixels"),
-        ({"x": torch.zeros(2, 1, 4, 4).to_sparse()}, "x is a sparse tensor"),
+        ({"x": torch.zeros(2, 1, 4, 4).to_sparse()}, "the images are a sparse tensor"),
         ({"alpha": None}, "alpha is a probability"),
         ({"alpha": [0.1]}, "alpha is a probability"),
         ({"at_least": "a"}, "at_least is a radius"),

@@ -7,8 +7,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from covprop import checkpoints
+from covprop import checkpoints, models
 from covprop.run import Run
+from covprop.train.checkpoint import save_weights
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -45,3 +46,62 @@ def test_an_unknown_format_is_named(cli: Cli, run_folder: Path) -> None:
     code, _, err = cli("export", run_folder, "--to", "h5")
     assert code == 2
     assert 'no format "h5"; choose one of safetensors, onnx, cohen' in err
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        *[("net.onnx", "safetensors"), ("net.pth", "safetensors"), ("config.toml", "safetensors")],
+        *[("net.safetensors", "cohen"), ("net.onnx", "cohen"), ("net.pth.tar", "onnx")],
+    ],
+)
+def test_a_name_of_another_format_is_refused(
+    cli: Cli, run_folder: Path, tmp_path: Path, name: str, to: str
+) -> None:
+    code, _, err = cli("export", run_folder, tmp_path / name, "--to", to, "--force")
+    assert code == 2
+    assert f"{name} is no name for a file of the format {to}" in err
+    assert not (tmp_path / name).exists()
+
+
+def test_options_that_the_file_does_not_say_are_told(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """`leak` is in no weight: they fit a network that was built without it."""
+    code = (
+        "from torch import nn\n"
+        "def build(num_classes, leak=0.0):\n"
+        "    layers = nn.Flatten(), nn.LeakyReLU(leak), nn.Linear(64, num_classes)\n"
+        "    return nn.Sequential(*layers)\n"
+    )
+    (tmp_path / "net.py").write_text(code)
+    arch = f"{tmp_path}/net.py:build"
+    config = (run_folder / "config.toml").read_text()
+    for leak, said in ((0.0, ""), (0.5, "leak = 0.5")):
+        named = config.replace('name = "lenet"\nwidth = 4', f'name = "{arch}"\nleak = {leak}')
+        (run_folder / "config.toml").write_text(named)
+        built = models.build(
+            arch, num_classes=10, image_shape=(1, 8, 8), mean=(0.3053,), std=(0.3762,), leak=leak
+        )
+        save_weights(run_folder / "model.safetensors", built)
+        for to, name in (("safetensors", "net.safetensors"), ("cohen", "net.pth")):
+            status, _, err = cli("export", run_folder, tmp_path / name, "--to", to, "--force")
+            assert status == 0
+            assert (f"{name} does not say that {said};" in err) if said else not err
+
+
+def test_constants_that_older_tools_would_not_add_are_refused(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """They normalise by the data set's own, so that the weights would get other images."""
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace("0.3053", "0.5"))
+    (run_folder / "model.safetensors").unlink()
+    model = models.build(
+        "lenet", num_classes=10, image_shape=(1, 8, 8), mean=(0.5,), std=(0.3762,), width=4
+    )
+    save_weights(run_folder / "model.safetensors", model)
+    code, _, err = cli("export", run_folder, "--to", "cohen")
+    assert code == 2
+    assert "mean and std, which this model was not trained with" in err
+    assert cli("export", run_folder)[0] == 0

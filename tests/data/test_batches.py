@@ -130,6 +130,7 @@ def test_augmentation_is_drawn_for_each_image():
     [
         ({"augment": "crop"}, "augment is 'crop'; choose one of none, flip, crop-flip"),
         ({"size": 0}, "batch size must be positive"),
+        ({"size": 3.5}, "batch_size 3.5, .* these are whole numbers"),
         ({"rank": 2, "world": 2}, "rank < world"),
         ({"start": -1}, "start -1"),
         ({"workers": -1}, "workers -1"),

@@ -46,7 +46,7 @@ def test_a_folder_is_read_at_the_size_wanted(tree):
     # A process may have no part of the last batch: it is empty, and of that shape too.
     parts = [next(batches(grey, 1, epoch=0, seed=0, device="cpu", rank=r, world=2)) for r in (0, 1)]
     assert [p.x.shape for p in parts] == [(0, 1, 4, 6), (1, 1, 4, 6)]
-    for shape in ((2, 4, 4), (3, 0, 4), (3, 4), ()):
+    for shape in ((2, 4, 4), (3, 0, 4), (3, 4.5, 4), (3, 4), ()):
         with pytest.raises(InvalidInput, match=r"own: .* \[1 or 3, height, width\]"):
             load(str(tree), "train", image_shape=shape)
 

@@ -44,5 +44,7 @@ def test_all_and_none() -> None:
     assert held_out(5, 5).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(InvalidInput, match=r"data\.holdout = 1437 of the 1437 training images"):
         data.load("digits", "train", holdout=1437)
+    with pytest.raises(InvalidInput, match=r"data\.holdout = 1\.5 of .* is no whole number"):
+        data.load("digits", "train", holdout=1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"no images of digits are held out.*data\.holdout=N"):
         data.load("digits", "holdout")

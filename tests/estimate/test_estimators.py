@@ -235,6 +235,19 @@ class TwoOutputs(nn.Module):
         return x.flatten(1), x
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_a_cast_in_forward_changes_no_estimate(kind: torch.dtype) -> None:
+    class Cast(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).to(kind)
+
+    layers = nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(75, 4)
+    x = images()
+    for estimator in ("shared", "linearized", "dense"):
+        plain, cast = (margin(m(*layers), x, 0.3, estimator) for m in (nn.Sequential, Cast))
+        torch.testing.assert_close(cast.radius.float(), plain.radius, rtol=0.02, atol=1e-3)
+
+
 def test_bad_input_is_one_sentence() -> None:
     model, x = Residual(), images()
     with pytest.raises(InvalidInput, match="choose one of shared, calibrated"):
@@ -245,6 +258,8 @@ def test_bad_input_is_one_sentence() -> None:
         margin(model, torch.linspace(0, 2, 49).view(1, 1, 7, 7), 0.3)
     with pytest.raises(InvalidInput, match="the images hold NaN"):
         margin(model, torch.full((1, 1, 7, 7), torch.nan), 0.3)
+    with pytest.raises(InvalidInput, match="the images are a sparse tensor"):
+        margin(model, x.to_sparse(), 0.3)
     beyond = margin(model, x + 1, 0.3, value_range=None)
     assert beyond.top.tolist() == model(x + 1).argmax(1).tolist()
     with pytest.raises(InvalidInput, match="at least 2"):

@@ -183,6 +183,9 @@ def test_what_is_not_known_is_bounded_by_slope_or_refused(monkeypatch: pytest.Mo
         (np.zeros((1, 2)), 0.1, "^x is a ndarray: give a batch"),
         (torch.zeros(2), 0.1, r"^x is of shape \[2\]: give a batch"),
         (torch.zeros(1, 2), "a", "^epsilon is a: give"),
+        (torch.full((1, 2), torch.nan), 0.1, "^the images hold NaN"),
+        (torch.zeros(1, 2, device="meta"), 0.1, "^the images are on the meta device"),
+        (torch.zeros(1, 2).to_sparse(), 0.1, "^the images are a sparse tensor"),
         (torch.zeros(1, 2), None, "^epsilon is None: give"),
     ],
 )

@@ -150,3 +150,23 @@ def test_dead_units_are_left_out_of_the_test() -> None:
     row = layer_table(Propagator(model, 0.2, (4,)), torch.rand(1, 4), samples=100)[0]
     assert row.measured == pytest.approx(0.0, abs=1e-9)
     assert np.isnan([row.p_median, row.p_rejected, row.skewness]).all()
+
+
+def test_what_cannot_be_measured_is_one_sentence() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 2, stride=2), nn.Flatten(), nn.Linear(96, 5)).eval()
+    prop, x = Propagator(model, 0.3, (1, 8, 8)), torch.rand(4, 1, 8, 8)
+    wrong = {
+        "x is a ndarray; give a tensor": x.numpy(),
+        "give a batch of images, as": x[0],
+        r"built for \[batch, 1, 8, 8\]": torch.rand(4, 1, 9, 9),
+        "the batch to measure layers on is empty": x[:0],
+        r"the input is torch\.uint8": (255 * x).byte(),
+        r"the input is torch\.float64 and the model": x.double(),
+        "the images hold NaN": x * torch.nan,
+        "the images are a sparse tensor": x.to_sparse(),
+    }
+    for message, images in wrong.items():
+        with pytest.raises(InvalidInput, match=message):
+            layer_table(prop, images, samples=20)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="samples is 'a': give a whole number"):
+        layer_table(prop, x, samples="a")  # type: ignore[arg-type]

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from certifications import make_run
 
+from covprop.report import summarize
+from covprop.report.differences import comparable
 from covprop.report.read import read
+from covprop.report.seeds import by_recipe
 
 
 def warned(folder: Path) -> list[str]:
@@ -66,3 +69,19 @@ def test_bare_logs_of_other_labels_are_of_other_images(tmp_path: Path) -> None:
     (tmp_path / "bare/b.tsv").write_text("\n".join("\t".join(row) for row in [head, *other]) + "\n")
     (warning,) = warned(tmp_path / "bare")
     assert warning.startswith("not all runs were certified on the same images")
+
+
+def test_held_out_images_of_equal_numbers_may_be_others(tmp_path: Path) -> None:
+    """Number 3 of 100 held-out images is not number 3 of 200: a paired comparison of the two was
+    one of different images. No side-car of a registered set says how many were held out."""
+    for name, labels in (("a", "0123"), ("b", "0246")):
+        log = make_run(tmp_path / name, 1)
+        log.with_suffix(".json").write_text('{"sigma": 0.25, "data": "digits", "split": "holdout"}')
+        log.with_suffix(".rows.jsonl").unlink()
+        head, *rows = (line.split("\t") for line in log.read_text().splitlines())
+        own = [[str(i), label, label, "0.3", "1", rows[i][5]] for i, label in enumerate(labels)]
+        log.write_text("".join("\t".join(row) + "\n" for row in [head, *own]))
+    (warning,) = warned(tmp_path)
+    assert warning.startswith("digits (holdout): not all runs were certified on the same images")
+    groups = by_recipe(summarize(read([tmp_path])[0])[1])
+    assert not comparable(*groups)

@@ -131,10 +131,10 @@ def test_nan_outcomes_are_mentioned(tmp_path: Path) -> None:
 
 def test_a_log_that_only_asked_for_a_radius_says_so(tmp_path: Path) -> None:
     log = make_run(tmp_path / "a")
-    log.with_suffix(".json").write_text(
-        '{"sigma": 0.25, "mode": "hard, sequential, at least 0.2, 0.5"}'
-    )
-    assert "whether radii are at least 0.2, 0.5, so" in read([log])[1][0]
+    for asked in ("0.5", "0.25, 0.5, 0.75"):
+        mode = f"hard, sequential, at least {asked}"
+        log.with_suffix(".json").write_text(json.dumps({"sigma": 0.25, "mode": mode}))
+        assert f"whether radii are at least {asked}, so" in read([log])[1][0]
 
 
 def test_a_checkpoint_without_a_run_names_its_data_beside_the_log(tmp_path: Path) -> None:

@@ -74,6 +74,14 @@ def test_act_norm_starts_from_data_and_scales() -> None:
     assert relative(act_norm(layer, cov, PAPER, mean=None), expected) < 1e-10
 
 
+def test_act_norm_does_not_start_from_an_empty_batch() -> None:
+    """Its weights became nan for good."""
+    layer = ActNorm(3)
+    with pytest.raises(InvalidInput, match=r"no value a channel here.*two images or more"):
+        layer(torch.rand(0, 3, 4, 4))
+    assert layer(torch.rand(2, 3, 4, 4)).isfinite().all()
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
 def test_act_norm_does_not_start_from_one_value_a_channel(shape: tuple[int, ...]) -> None:
     """Its scale became 1000, and the next image came out a thousand times too large."""
