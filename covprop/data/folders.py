@@ -153,14 +153,16 @@ def _class_items(folder: Path, classes: tuple[str, ...]) -> list[Item]:
 
 
 def _image_files(folder: Path, name: str) -> list[str]:
-    files = sorted(
-        f"{name}/{entry.name}"
-        for entry in os.scandir(folder)
-        if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "."  # macOS leaves ._a.jpg
-    )
+    entries = [e for e in os.scandir(folder) if e.name[0] != "."]  # macOS leaves ._a.jpg
+    files = sorted(f"{name}/{e.name}" for e in entries if e.name.lower().endswith(SUFFIXES))
     if not files:
         raise InvalidInput(
             f"{folder}: a class folder without images ({', '.join(SUFFIXES)}); fill or remove it."
+        )
+    if below := sorted(e.name for e in entries if e.is_dir()):
+        raise InvalidInput(
+            f"{folder / below[0]}: a folder within a class folder, whose images would not be read; "
+            f"move them up into {folder}, or remove it."
         )
     return files
 

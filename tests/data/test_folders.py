@@ -64,6 +64,7 @@ def test_of_val_and_test_it_is_test(tree):
 def test_hidden_files_and_folders_are_left_out(tree):
     (tree / "train" / "n01" / "._n01_0.JPEG").write_bytes(b"macOS")
     (tree / "train" / ".cache").mkdir()
+    (tree / "train" / "n01" / ".cache").mkdir()
     train = load(str(tree), "train")
     assert (len(train), train.classes) == (6, ("n01", "n02"))
 
@@ -99,6 +100,8 @@ def test_bad_trees_are_one_sentence(tree, tmp_path):
     refused(tree, "train", r"train/n09: a class folder without images")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "train", "empty: holds no class folders")
+    image(tree / "train" / "n01" / "more" / "a.png")
+    refused(tree, "train", r"n01/more: a folder within a class folder, .* move them up into .*n01")
     (tree / "val").rename(tmp_path / "elsewhere")
     refused(tree, "test", r"has train/ but neither val/ nor test/")
 
