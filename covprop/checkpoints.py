@@ -1,4 +1,4 @@
-"""Weights from and for other tools: read without running their code, matched key by key.
+"""Weights from other tools: read without running their code, matched key by key.
 
 | layout | content | normalisation |
 |---|---|---|
@@ -10,15 +10,14 @@
 | bare state_dict | tensors | as its keys say, else to be told |
 """
 
-import copy
 import hashlib
-import io
-import math
+import json
 import pickle
 import re
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from covprop.errors import CovpropError, InvalidInput, install
-from covprop.files import write
+from covprop.errors import InvalidInput
 from covprop.models import Normalize, build
-from covprop.train.checkpoint import save_weights
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {
@@ -40,8 +37,8 @@ WRAPPINGS = {
 STATES = ("state_dict", "net", "model", "model_state_dict")
 NORMALIZED = {"net": False}
 """Layouts that say by their name whether pixels are normalised."""
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "cohen": ".pth.tar"}
-"""Formats to export to, and how their files end."""
+SAID = "covprop"
+"""Where `export` says the architecture and its options, as a run's config.toml has them."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +50,35 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     arch: str | None = None
     normalized: bool | None = None  # None: the layout does not say
+    options: Mapping[str, Any] = field(default_factory=dict)  # the architecture's, where it says
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", {_bare(k): v for k, v in self.tensors.items()})
+
+    def options_of(self, arch: str) -> dict[str, Any]:
+        """What it says of this architecture; one's own code may lie in another folder now."""
+        same = Path(arch).name == Path(self.arch or "").name
+        return dict(self.options) if same else {}
 
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint of any of the layouts; nothing in the file is executed."""
     if path.suffix == ".safetensors":
         try:
-            return Checkpoint(path, safetensors.torch.load(path.read_bytes()))
+            data = path.read_bytes()
+            tensors = safetensors.torch.load(data)
         except (OSError, SafetensorError) as error:
             raise InvalidInput(f"{path} cannot be read as safetensors ({error}).") from error
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        arch, options = _said(header.get("__metadata__", {}).get(SAID))
+        return Checkpoint(path, tensors, arch, options=options)
     content = _unpickle(path)
     if isinstance(content, dict):
-        arch = content["arch"] if isinstance(content.get("arch"), str) else None
+        said, options = _said(content.get(SAID))
+        arch = said or (content["arch"] if isinstance(content.get("arch"), str) else None)
         for key in STATES:
             if _is_state(content.get(key)):
-                return Checkpoint(path, content[key], arch, NORMALIZED.get(key))
+                return Checkpoint(path, content[key], arch, NORMALIZED.get(key), options)
     if _is_state(content):
         return Checkpoint(path, content)
     found = f"a {type(content).__name__}"
@@ -107,7 +115,8 @@ def load(
             f"{path} names {name} as its architecture, and no checkpoint may choose code to run; "
             f"if it is yours, add --arch {name}."
         )
-    net = build(name, num_classes=num_classes, image_shape=image_shape)
+    options = checkpoint.options_of(name)
+    net = build(name, num_classes=num_classes, image_shape=image_shape, **options)
     tensors, wrapped = _unwrap(checkpoint, net, name)
     stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]
     if normalize is None:
@@ -135,45 +144,13 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def ending(to: str) -> str:
-    """How the files of a format end, or one sentence if there is no such format."""
-    if to not in FORMATS:
-        raise InvalidInput(f'There is no format "{to}"; choose one of {", ".join(FORMATS)}.')
-    return FORMATS[to]
-
-
-def check_name(path: Path, to: str) -> None:
-    """Refuse a name by which readers, `read` among them, take the file for another format."""
-    end = ending(to)  # refuses a format that there is not
-    if {".safetensors": "safetensors", ".onnx": "onnx"}.get(path.suffix, "cohen") != to:
-        raise InvalidInput(
-            f"{path} is no name for a file of the format {to}; choose one that ends in {end}, or "
-            "another format with --to."
-        )
-
-
-def export(
-    model: nn.Module,
-    path: Path,
-    *,
-    to: str,
-    arch: str,
-    image_shape: tuple[int, int, int],
-    added: tuple[Sequence[float], Sequence[float]] | None = None,
-) -> None:
-    """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}.
-
-    `added` are the data set's mean and std, where known: what readers of the last normalise by.
-    """
-    check_name(path, to)
-    if to == "safetensors":
-        save_weights(path, model)
-    elif to == "cohen":
-        buffer = io.BytesIO()
-        torch.save({"arch": arch, "state_dict": _cohen_state(model, added)}, buffer)
-        write(path, buffer.getvalue())
-    else:
-        write(path, _onnx(model, image_shape))
+def _said(text: object) -> tuple[str | None, dict[str, Any]]:
+    """The architecture and its options that `export` wrote; nothing of other tools' files."""
+    try:
+        options = dict(tomllib.loads(str(text))["model"])
+        return str(options.pop("name")), options
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
+        return None, {}
 
 
 def _unpickle(path: Path) -> Any:
@@ -241,47 +218,3 @@ def _unwrap(
         f"{checkpoint.path} does not fit the architecture {name}: {best[0]}{count}; choose the "
         "right one with --arch."
     )
-
-
-def _cohen_state(
-    model: nn.Module, added: tuple[Sequence[float], Sequence[float]] | None
-) -> dict[str, Tensor]:
-    """Keys `1.…`, without the normalising layer: the older tools keep its constants in code."""
-    parts = list(model.children()) if isinstance(model, nn.Sequential) else []
-    first = parts[0] if len(parts) == 2 else None
-    same = isinstance(first, Normalize)
-    if isinstance(first, Normalize) and added is not None:
-        own = [*first.mean.flatten().tolist(), *first.std.flatten().tolist()]
-        theirs = zip(own, [*added[0], *added[1]], strict=False)
-        same = all(math.isclose(x, y, rel_tol=1e-4) for x, y in theirs)
-    if not same:
-        raise InvalidInput(
-            "the older tools normalise every image with the data set's mean and std, which this "
-            "model was not trained with; export it as safetensors or onnx."
-        )
-    return {f"1.{k}": v.detach().cpu() for k, v in parts[1].state_dict().items()}
-
-
-def _onnx(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
-    """The base classifier, images [batch, c, h, w] in [0, 1] to logits, batch of any size."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise CovpropError(
-            f"ONNX export needs two more packages; install them with {install('onnx')}."
-        ) from None
-    batch = torch.export.Dim("batch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            copy.deepcopy(model).cpu().eval(),
-            (torch.zeros(2, *image_shape),),
-            dynamo=True,
-            verbose=False,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: batch},),
-        )
-    assert program is not None
-    return program.model_proto.SerializeToString()

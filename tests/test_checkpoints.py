@@ -1,8 +1,6 @@
 """Foreign layouts in, the same function out; nothing in a file is executed."""
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 
 from covprop import checkpoints
 from covprop.data import DATASETS
-from covprop.errors import CovpropError, InvalidInput
-from covprop.models import Normalize, build
+from covprop.errors import InvalidInput
+from covprop.models import build
 
 FACTS = DATASETS["cifar10"]
 DATA = {
@@ -138,36 +136,6 @@ def test_weights_for_an_architecture_that_compiles_itself(net: nn.Module, tmp_pa
     torch.testing.assert_close(model(X), net(X))
 
 
-def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    model = nn.Sequential(Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), net)
-    checkpoints.export(
-        model, path, to="safetensors", arch="cifar_resnet20", image_shape=(3, 32, 32)
-    )
-    loaded = checkpoints.load(path, arch="cifar_resnet20", **DATA)
-    torch.testing.assert_close(loaded(X), model(X))
-    assert checkpoints.weights_hash(loaded) == checkpoints.weights_hash(model)
-
-
-def test_cohen_export_comes_back(net: nn.Module, tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "net.pth.tar"
-    model = nn.Sequential(Normalize(FACTS.mean, FACTS.std), net)
-    checkpoints.export(model, path, to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32))
-    content = torch.load(path, weights_only=True)
-    assert content["arch"] == "cifar_resnet20"
-    assert set(content["state_dict"]) == {f"1.{k}" for k in net.state_dict()}
-    torch.testing.assert_close(checkpoints.load(path, **DATA)(X), by_hand(net))
-
-
-def test_cohen_export_of_a_model_without_normalisation_is_refused(
-    net: nn.Module, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidInput, match="not trained with; export it as safetensors or onnx"):
-        checkpoints.export(
-            net, tmp_path / "x", to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32)
-        )
-
-
 class Trap:
     """Unpickling this would make a file."""
 
@@ -253,35 +221,3 @@ def test_weights_hash_sees_every_bit(net: nn.Module) -> None:
         assert checkpoints.weights_hash(net) != before
         net.fc.bias[3] = old
     assert checkpoints.weights_hash(net) == before
-
-
-def test_onnx_without_its_packages_says_how_to_get_them(
-    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(CovpropError, match=r"pip install '\.\[onnx\]'"):
-        checkpoints.export(
-            net, tmp_path / "x.onnx", to="onnx", arch="cifar_resnet20", image_shape=(3, 32, 32)
-        )
-    assert not (tmp_path / "x.onnx").exists()
-
-
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")),
-    reason="the optional extra onnx is not installed",
-)
-def test_onnx_computes_the_same_logits(tmp_path: Path) -> None:
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    net = build("lenet", num_classes=4, image_shape=(1, 8, 8), mean=(0.3,), std=(0.2,), width=2)
-    path = tmp_path / "x.onnx"
-    checkpoints.export(net.eval(), path, to="onnx", arch="lenet", image_shape=(1, 8, 8))
-    x = torch.rand(5, 1, 8, 8)
-    (logits,) = ReferenceEvaluator(onnx.load(path)).run(None, {"images": x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(logits), net(x), atol=1e-5, rtol=1e-4)
-
-
-def test_an_unknown_format_is_named(net: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match='no format "h5"; choose one of safetensors'):
-        checkpoints.export(net, tmp_path / "x", to="h5", arch="a", image_shape=(3, 32, 32))

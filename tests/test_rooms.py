@@ -9,7 +9,10 @@ import pytest
 import covprop
 
 PACKAGE = Path(covprop.__file__).parent
-ON_TOP = {"train", "noisy", "cli", "report", "bench", "explore", "inspect", "run", "checkpoints"}
+ON_TOP = {
+    *("train", "noisy", "cli", "report", "bench", "explore", "inspect"),
+    *("run", "checkpoints", "exports"),
+}
 UNKNOWN_TO = {
     "data": {"models", "kernels", "propagate", "estimate", "radius", "methods", "certify"} | ON_TOP,
     "models": {"data", "kernels", "propagate", "estimate", "radius", "methods", "certify"} | ON_TOP,

@@ -1,14 +1,11 @@
 """`covprop export`: the base classifier for other tools."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from covprop.cli import options
-
-if TYPE_CHECKING:
-    from covprop.cli.trained import Trained
 
 
 def export(
@@ -32,41 +29,27 @@ def export(
 
     What is written is the base classifier, with its normalisation (in the
     cohen format the reader adds that); noise and voting are the caller's.
-    Only ONNX holds the network itself: to read the others, build it with the
-    same options. A warning says which are not the defaults.
+    Only ONNX holds the network itself; the others say its architecture and
+    options, which covprop reads and other tools do not.
     """
-    from covprop import checkpoints
-    from covprop.cli.trained import open_trained, warn
+    from covprop import exports
+    from covprop.cli.trained import open_trained
     from covprop.errors import InvalidInput
 
-    end = checkpoints.ending(to)
+    end = exports.ending(to)
     trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
     path = file or trained.folder / f"{trained.stem}export{end}"
-    checkpoints.check_name(path, to)
+    exports.check_name(path, to)
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
     facts = trained.facts() if to == "cohen" else None
-    checkpoints.export(
+    exports.export(
         trained.model,
         path,
         to=to,
         arch=trained.arch,
+        options=trained.options,
         image_shape=trained.image_shape,
         added=(facts.mean or (), facts.std or ()) if facts else None,
     )
-    if to != "onnx" and (told := _changed_options(trained)):
-        warn(
-            f"{path} does not say that {told}; {trained.arch} built with its defaults may be "
-            "another network, even where the weights fit."
-        )
     typer.echo(f"{path}")
-
-
-def _changed_options(trained: "Trained") -> str:
-    """The model's options that are not its defaults: `width = 16, pool = max`."""
-    from covprop.models import find
-    from covprop.options import accepted
-
-    defaults = {name: option.default for name, option in accepted(find(trained.arch)).items()}
-    changed = {k: v for k, v in trained.options.items() if k not in defaults or defaults[k] != v}
-    return ", ".join(f"{key} = {value}" for key, value in changed.items())

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,9 +154,10 @@ def open_trained(
         std=facts.std or (),
         normalize=normalize,
     )
-    name = arch or checkpoints.read(run).arch or ""
-    shape = facts.image_shape
-    return Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, f"{run.stem}.")
+    read = checkpoints.read(run)
+    name, shape, stem = arch or read.arch or "", facts.image_shape, f"{run.stem}."
+    found = Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, stem)
+    return replace(found, options=read.options_of(name))
 
 
 def _open_run(

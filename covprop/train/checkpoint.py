@@ -44,11 +44,11 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """The model's state_dict as safetensors, under the model's own keys."""
+def save_weights(path: Path, model: nn.Module, said: Mapping[str, str] | None = None) -> None:
+    """The model's state_dict as safetensors, under the model's own keys; `said` into the header."""
     # Clones, since safetensors refuses tensors that share memory (tied weights).
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
-    write(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write(path, safetensors.torch.save(tensors, metadata={"format": "pt", **(said or {})}))
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

@@ -64,30 +64,17 @@ def test_a_name_of_another_format_is_refused(
     assert not (tmp_path / name).exists()
 
 
-def test_options_that_the_file_does_not_say_are_told(
+def test_a_run_comes_back_with_its_models_options(
     cli: Cli, run_folder: Path, tmp_path: Path
 ) -> None:
-    """`leak` is in no weight: they fit a network that was built without it."""
-    code = (
-        "from torch import nn\n"
-        "def build(num_classes, leak=0.0):\n"
-        "    layers = nn.Flatten(), nn.LeakyReLU(leak), nn.Linear(64, num_classes)\n"
-        "    return nn.Sequential(*layers)\n"
-    )
-    (tmp_path / "net.py").write_text(code)
-    arch = f"{tmp_path}/net.py:build"
-    config = (run_folder / "config.toml").read_text()
-    for leak, said in ((0.0, ""), (0.5, "leak = 0.5")):
-        named = config.replace('name = "lenet"\nwidth = 4', f'name = "{arch}"\nleak = {leak}')
-        (run_folder / "config.toml").write_text(named)
-        built = models.build(
-            arch, num_classes=10, image_shape=(1, 8, 8), mean=(0.3053,), std=(0.3762,), leak=leak
-        )
-        save_weights(run_folder / "model.safetensors", built)
-        for to, name in (("safetensors", "net.safetensors"), ("cohen", "net.pth")):
-            status, _, err = cli("export", run_folder, tmp_path / name, "--to", to, "--force")
-            assert status == 0
-            assert (f"{name} does not say that {said};" in err) if said else not err
+    """The run's network is narrower than the default; neither --arch nor that has to be said."""
+    path = tmp_path / "net.safetensors"
+    assert cli("export", run_folder, path)[0] == 0
+    assert checkpoints.read(path).options["width"] == 4
+    again = tmp_path / "net.pth"
+    code, _, err = cli("export", path, again, "--to", "cohen", "--dataset", "digits")
+    assert code == 0, err
+    assert checkpoints.read(again).options["width"] == 4
 
 
 def test_constants_that_older_tools_would_not_add_are_refused(

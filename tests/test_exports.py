@@ -1,0 +1,119 @@
+"""What is written for other tools comes back as the same model."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from covprop import checkpoints
+from covprop.data import DATASETS
+from covprop.errors import CovpropError, InvalidInput
+from covprop.exports import export
+from covprop.models import Normalize, build
+
+FACTS = DATASETS["cifar10"]
+DATA = {
+    "num_classes": FACTS.num_classes,
+    "image_shape": FACTS.image_shape,
+    "mean": FACTS.mean,
+    "std": FACTS.std,
+}
+X = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return build("cifar_resnet20", num_classes=10, image_shape=(3, 32, 32)).eval()
+
+
+def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = nn.Sequential(Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), net)
+    export(model, path, to="safetensors", arch="cifar_resnet20", image_shape=(3, 32, 32))
+    loaded = checkpoints.load(path, arch="cifar_resnet20", **DATA)
+    torch.testing.assert_close(loaded(X), model(X))
+    assert checkpoints.weights_hash(loaded) == checkpoints.weights_hash(model)
+
+
+def test_cohen_export_comes_back(net: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "net.pth.tar"
+    model = nn.Sequential(Normalize(FACTS.mean, FACTS.std), net)
+    export(model, path, to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32))
+    content = torch.load(path, weights_only=True)
+    assert content["arch"] == "cifar_resnet20"
+    assert set(content["state_dict"]) == {f"1.{k}" for k in net.state_dict()}
+    torch.testing.assert_close(checkpoints.load(path, **DATA)(X), model.eval()(X))
+
+
+def test_cohen_export_of_a_model_without_normalisation_is_refused(
+    net: nn.Module, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="not trained with; export it as safetensors or onnx"):
+        export(net, tmp_path / "x", to="cohen", arch="cifar_resnet20", image_shape=(3, 32, 32))
+
+
+def test_onnx_without_its_packages_says_how_to_get_them(
+    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(CovpropError, match=r"pip install '\.\[onnx\]'"):
+        export(net, tmp_path / "x.onnx", to="onnx", arch="cifar_resnet20", image_shape=(3, 32, 32))
+    assert not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")),
+    reason="the optional extra onnx is not installed",
+)
+def test_onnx_computes_the_same_logits(tmp_path: Path) -> None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    net = build("lenet", num_classes=4, image_shape=(1, 8, 8), mean=(0.3,), std=(0.2,), width=2)
+    path = tmp_path / "x.onnx"
+    export(net.eval(), path, to="onnx", arch="lenet", image_shape=(1, 8, 8))
+    x = torch.rand(5, 1, 8, 8)
+    (logits,) = ReferenceEvaluator(onnx.load(path)).run(None, {"images": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), net(x), atol=1e-5, rtol=1e-4)
+
+
+def test_an_unknown_format_is_named(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match='no format "h5"; choose one of safetensors'):
+        export(net, tmp_path / "x", to="h5", arch="a", image_shape=(3, 32, 32))
+
+
+@pytest.mark.parametrize(("to", "name"), [("safetensors", "x.safetensors"), ("cohen", "x.pth")])
+def test_a_file_says_its_architecture_and_options(tmp_path: Path, to: str, name: str) -> None:
+    """Where the pool takes its maxima is in no weight: read with the defaults it were another."""
+    options = {"pool": "max", "dropout": 0.25}
+    model = build("cnn9", **DATA, **options).eval()
+    export(
+        model, tmp_path / name, to=to, arch="cnn9", options=options, image_shape=FACTS.image_shape
+    )
+    assert checkpoints.read(tmp_path / name).options == options
+    torch.testing.assert_close(checkpoints.load(tmp_path / name, **DATA)(X), model(X))
+    with pytest.raises(InvalidInput, match="does not fit the architecture lenet"):
+        checkpoints.load(tmp_path / name, arch="lenet", **DATA)  # which has no such options
+
+
+def test_a_file_does_not_choose_code_to_run(net: nn.Module, tmp_path: Path) -> None:
+    """Options of one's own code are those of the code that is named, in whatever folder it is."""
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes, slope):\n"
+        "    layers = nn.Flatten(), nn.LeakyReLU(slope), nn.Linear(3072, num_classes)\n"
+        "    return nn.Sequential(*layers)\n"
+    )
+    arch, path = f"{tmp_path / 'own.py'}:build", tmp_path / "x.safetensors"
+    model = build(arch, **DATA, slope=0.5).eval()
+    there = "/elsewhere/own.py:build"
+    export(
+        model, path, to="safetensors", arch=there, options={"slope": 0.5}, image_shape=(3, 32, 32)
+    )
+    with pytest.raises(InvalidInput, match=r"if it is yours, add --arch /elsewhere/own\.py:build"):
+        checkpoints.load(path, **DATA)
+    torch.testing.assert_close(checkpoints.load(path, arch=arch, **DATA)(X), model(X))
