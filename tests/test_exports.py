@@ -6,28 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign import DATA, FACTS, X, resnet20
 from torch import nn
 
 from covprop import checkpoints
-from covprop.data import DATASETS
 from covprop.errors import CovpropError, InvalidInput
 from covprop.exports import export
 from covprop.models import Normalize, build
 
-FACTS = DATASETS["cifar10"]
-DATA = {
-    "num_classes": FACTS.num_classes,
-    "image_shape": FACTS.image_shape,
-    "mean": FACTS.mean,
-    "std": FACTS.std,
-}
-X = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
 
 @pytest.fixture(scope="module")
 def net() -> nn.Module:
-    torch.manual_seed(1)
-    return build("cifar_resnet20", num_classes=10, image_shape=(3, 32, 32)).eval()
+    return resnet20()
 
 
 def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path) -> None:
