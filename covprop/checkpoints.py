@@ -115,8 +115,8 @@ def load(
             f"{path} names {name} as its architecture, and no checkpoint may choose code to run; "
             f"if it is yours, add --arch {name}."
         )
-    options = checkpoint.options_of(name)
-    net = build(name, num_classes=num_classes, image_shape=image_shape, **options)
+    facts = {"num_classes": num_classes, "image_shape": image_shape, "mean": None, "std": None}
+    net = build(name, **{**checkpoint.options_of(name), **facts})  # whatever the file says of these
     tensors, wrapped = _unwrap(checkpoint, net, name)
     stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]
     if normalize is None:

@@ -207,10 +207,8 @@ def in_wave(facts: dict[str, Any]) -> list[str] | None:
     for job in wave["job"]:
         several = isinstance(job.get("epochs", wave.get("epochs")), list)
         name = f"{job['name']}-{facts['epochs']}epochs" if several else job["name"]
-        recipe, made = (
-            job.get("recipe", wave.get("recipe")),
-            [*wave.get("set", []), *job.get("set", [])],
-        )
+        recipe = job.get("recipe", wave.get("recipe"))
+        made = [*wave.get("set", []), *job.get("set", [])]
         if name == facts["name"] and (recipe == facts["recipe"] or as_run(recipe, made, facts)):
             return made
     return None

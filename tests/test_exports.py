@@ -13,6 +13,7 @@ from covprop import checkpoints
 from covprop.errors import CovpropError, InvalidInput
 from covprop.exports import export
 from covprop.models import Normalize, build
+from covprop.train.checkpoint import save_weights
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +91,8 @@ def test_a_file_says_its_architecture_and_options(tmp_path: Path, to: str, name:
         checkpoints.load(tmp_path / name, arch="lenet", **DATA)  # which has no such options
 
 
-def test_a_file_does_not_choose_code_to_run(net: nn.Module, tmp_path: Path) -> None:
-    """Options of one's own code are those of the code that is named, in whatever folder it is."""
+def test_options_of_ones_own_code_go_with_it_into_another_folder(tmp_path: Path) -> None:
+    """The file chooses no code to run, but says with which options the code that is named is."""
     (tmp_path / "own.py").write_text(
         "from torch import nn\n"
         "def build(num_classes, slope):\n"
@@ -107,3 +108,24 @@ def test_a_file_does_not_choose_code_to_run(net: nn.Module, tmp_path: Path) -> N
     with pytest.raises(InvalidInput, match=r"if it is yours, add --arch /elsewhere/own\.py:build"):
         checkpoints.load(path, **DATA)
     torch.testing.assert_close(checkpoints.load(path, arch=arch, **DATA)(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("num_classes = 3\nmean = [0.5]\nstd = [0.5]", ""),  # the data set's count
+        ('pool = "no"', "model.pool"),
+        ("nope = 1", "there is no option model.nope"),
+        ("pool = [", "does not name its architecture"),
+    ],
+)
+def test_whatever_a_file_says_of_its_model_is_no_traceback(
+    tmp_path: Path, said: str, message: str
+) -> None:
+    path, model = tmp_path / "x.safetensors", build("cnn9", **DATA)
+    save_weights(path, model, {checkpoints.SAID: f'[model]\nname = "cnn9"\n{said}\n'})
+    if not message:
+        torch.testing.assert_close(checkpoints.load(path, **DATA)(X), model.eval()(X))
+        return
+    with pytest.raises(InvalidInput, match=message):
+        checkpoints.load(path, **DATA)

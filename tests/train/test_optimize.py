@@ -110,30 +110,34 @@ def test_a_state_goes_from_one_device_to_another(tmp_path: Path) -> None:
     assert one["lr"].item() == back.param_groups[1]["lr"] == 2.0
 
 
-def test_average_with_its_share_in_a_tensor() -> None:
-    """As on a GPU: all weights at once, by a share that a recorded step would read anew."""
+def test_the_average_is_that_of_the_formula() -> None:
+    """Weights and statistics by d = min(0.2, (1 + t) / (10 + t)), counters as they are."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    plain, other = Average(net, 0.9), Average(net, 0.9)
-    other.share_there = torch.zeros(())
-    for _ in range(12):
+    average = Average(net, 0.2)
+    share = average.share
+    expected = {key: value.clone() for key, value in net.state_dict().items()}
+    for step in range(1, 13):
         nn.init.normal_(net[0].weight)
+        net[1].running_mean.normal_()
         net[1].num_batches_tracked += 1
-        for average in (plain, other):
-            average.advance()
-            average.mix(net)
-    for one, two in zip(
-        plain.model.state_dict().values(), other.model.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(one, two)
+        average.advance()
+        average.mix(net)
+        decay = min(0.2, (1 + step) / (10 + step))
+        for key, value in net.state_dict().items():
+            whole = not value.is_floating_point()
+            expected[key] = value if whole else decay * expected[key] + (1 - decay) * value
+    found = average.model.state_dict()
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key])
+    assert average.share is share  # a recorded step reads it where it was
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_tied_weights_are_averaged_once(there: bool) -> None:
+def test_tied_weights_are_averaged_once() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     net[2].weight = net[0].weight
     average, expected = Average(net, 0.9), net[0].weight.detach().clone()
-    average.share_there = torch.zeros(()) if there else None
     for step in range(1, 4):
         nn.init.constant_(net[0].weight, float(step))
         average.advance()
