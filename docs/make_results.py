@@ -1,18 +1,17 @@
-"""Writes the tables and figures of results.md from the files under results/.
+"""Writes the tables and figures of what was measured from the files under results/.
 
     python docs/make_results.py
 
-What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md and
-in the README; all else is written by hand and stays. A wave that was not run says so. After the
-wave of a table or log, names of jobs make it one of these alone; an overview has methods instead,
-and leads have methods, the word over, and other methods; a time table with "points" lists every
-point of its curves.
+What stands between `<!-- results: KIND WAVE -->` and `<!-- end -->` is replaced, in results.md,
+searches.md, truth.md and the README; all else is written by hand and stays. A wave that was not run
+says so. After the wave of a table or log, names of jobs make it one of these alone; truths have
+several waves; an overview has methods instead, and leads have methods, the word over, and other
+methods; a time table with "points" lists every point of its curves.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,10 +29,10 @@ from result_points import (
     grid,
     plus_minus,
     points,
-    ratios,
     samples,
 )
 from result_time import curves, first_above
+from result_truth import truth_summary, truth_table
 
 from covprop.data import DATASETS
 from covprop.report.cells import duration
@@ -41,7 +40,10 @@ from covprop.report.cells import duration
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
+PAGES = (
+    *(ROOT / "docs" / name for name in ("results.md", "searches.md", "truth.md")),
+    ROOT / "README.md",
+)
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) ([\w. -]+) -->\n)(.*?)(<!-- end -->)", re.S)
 ABSENT = "Not run yet.\n"
 THRESHOLDS = (0.45, 0.50, 0.55)
@@ -200,35 +202,16 @@ def point_table(found: list[Point]) -> str:
 
 def truth(wave: str) -> str:
     """Estimated against certified radius of every trained model of a wave."""
-    trained = [point for point in points(RESULTS, wave) if point.estimated.agreements]
-    if not trained:
+    table, models = truth_table(RESULTS, wave)
+    if not table:
         return ABSENT
-    collapsed = [p for p in trained if all(math.isnan(a.pearson) for a in p.estimated.agreements)]
-    found = [(p, a) for p in trained if p not in collapsed for a in p.estimated.agreements]
-    rows = []
-    for point, agreement in found:
-        low, median, high = ratios(point.estimated, agreement)
-        means = [f"{r.mean():.3f}" for r in (agreement.certified, agreement.estimated)]
-        agree = [number(value) for value in (agreement.pearson, agreement.spearman)]
-        spread = " / ".join(map(number, (low, median, high)))
-        rows.append([f"`{point.name}`", agreement.estimator, *means, *agree, spread])
-    models = [(p.name, p.estimated) for p, _ in found]
     save(f"calibration-{wave}.png", lambda: calibration(models))
-    titles = ["job", "estimator", "mean certified", "mean estimated", "Pearson", "Spearman"]
-    picture = f"\n![calibration](figures/calibration-{wave}.png)\n"
-    left_out = any(p.estimated.certification.rows.skipped.any() for p, _ in found)
-    note = "\nImages whose guess was wrong were not bounded and are left out.\n" * left_out
-    note += "\nMean certified is no ACR: a wrong answer counts with its radius, if it has one, "
-    note += "not as 0.\n"
-    if collapsed:
-        names = ", ".join(f"`{point.name}`" for point in collapsed)
-        note += f"\nAll images certified alike, so that there is nothing to compare: {names}.\n"
-    return grid([*titles, "estimated / certified, 10 / 50 / 90 %"], rows) + note + picture
+    return f"{table}\n![calibration](figures/calibration-{wave}.png)\n"
 
 
-def number(value: float) -> str:
-    """Two decimals, or a dash where there is none (all radii alike, or none inside)."""
-    return "–" if math.isnan(value) else f"{value:.2f}"
+def truths(*waves: str) -> str:
+    """Estimated over certified radius in short: a row for each of several waves."""
+    return truth_summary(RESULTS, waves) or ABSENT
 
 
 def large(wave: str) -> str:
@@ -255,6 +238,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "log": log,
     "time": time_table,
     "truth": truth,
+    "truths": truths,
     "large": large,
 }
 
