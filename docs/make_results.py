@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from result_figures import calibration, certified_curves, time_to_acr
-from result_overview import leads_table, overview_table
+from result_overview import best_rows, leads_table, overview_table
 from result_points import (
     Point,
     base_name,
@@ -93,10 +93,9 @@ def table(wave: str, *only: str) -> str:
             " N is the mean over all images; images whose guess was wrong, which "
             "count as 0 whatever follows, got none."
         )
-    drawn = sorted(points(RESULTS, wave), key=lambda p: -p.group.acr[0])
-    jobs = [(point.name, point.group.members) for point in drawn]
-    save(f"results-{wave}.png", lambda: certified_curves(jobs))
-    picture = f"\n![certified accuracy](figures/results-{wave}.png)\n"
+    drawn = [(m, p.name, p.group.members) for m, p in best_rows(points(RESULTS, wave)).items()]
+    save(f"results-{wave}.png", lambda: certified_curves(drawn))
+    picture = f"\n![certified accuracy, a line a method](figures/results-{wave}.png)\n"
     return grid(titles, rows) + note + "\n" + published(c.data, sigma) + picture
 
 

@@ -16,7 +16,9 @@ OVERVIEW = {
     "SVHN": ("svhn-0.25", "svhn-0.50"),
     "CIFAR-10": ("cifar10-0.25", "cifar10-0.50", "cifar10-1.00"),
 }
-VARIANT = re.compile(r"-(\d+epochs|steps|warmup|from-start|no-norm|lr[\d.]+|lambda[\d.]+)(?=-|$)")
+VARIANT = re.compile(
+    r"-(\d+epochs|steps|warmup|from-start|no-norm|compiled|lr[\d.]+|lambda[\d.]+)(?=-|$)"
+)
 
 
 def overview_table(results: Path, methods: Sequence[str], paper: dict[str, str]) -> str:
@@ -60,6 +62,13 @@ def row_of(found: Iterable[Point], methods: Sequence[str]) -> Point | None:
     """Of all rows of these methods that of most seeds, and among equals the highest."""
     of_these = [p for p in found if any(is_of(p.name, method) for method in methods)]
     return max(of_these, key=lambda p: (p.seeds, p.group.acr[0]), default=None)
+
+
+def best_rows(found: Sequence[Point]) -> dict[str, Point]:
+    """The row of every method that has one, best first."""
+    methods = dict.fromkeys(VARIANT.sub("", point.name) for point in found)
+    best = {method: point for method in methods if (point := row_of(found, [method]))}
+    return dict(sorted(best.items(), key=lambda item: -item[1].group.acr[0]))
 
 
 def is_of(job: str, method: str) -> bool:

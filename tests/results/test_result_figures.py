@@ -35,3 +35,13 @@ def test_bins_of_the_calibration_hold_estimated_against_certified(make: ModuleTy
     x, y = sys.modules["result_figures"].binned(estimated, certified)
     assert x == [2 * k + 0.5 for k in range(8)]
     assert y == [20 * k + 5 for k in range(8)]
+
+
+def test_a_method_has_one_colour_and_its_variants_differ_by_dashes(make: ModuleType) -> None:
+    look = sys.modules["result_figures"].method_look
+    colours = [look(name)["color"] for name in sys.modules["result_figures"].METHODS]
+    assert len(set(colours)) == len(colours)
+    for method in ("late", "radius-reference"):
+        variants = [look(method + end) for end in ("", "-muon", "-sample")]
+        assert len({one["color"] for one in variants}) == 1
+        assert len({one.get("dashes") for one in variants}) == 3
