@@ -99,12 +99,12 @@ class Run:
             raise self._moved("data", Path(name))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, one an epoch; a torn last line of a killed run is left out."""
+        """The rows of metrics.jsonl, one an epoch, up to a line that is torn or damaged."""
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:

@@ -98,6 +98,8 @@ def test_metrics_without_a_torn_line(folder: Path) -> None:
     assert Run(folder).metrics() == []
     (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}\n{"epo')
     assert Run(folder).metrics() == [{"epoch": 1}, {"epoch": 2}]
+    (folder / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n\xaa\xff\n')
+    assert Run(folder).metrics() == [{"epoch": 1}]
 
 
 def test_epochs_trained_and_planned(folder: Path) -> None:

@@ -60,6 +60,7 @@ def predict(
 
     from covprop.certify import predict as vote
     from covprop.certify import predict_each
+    from covprop.certify.bounds import fewest_samples
     from covprop.certify.inputs import check_options
     from covprop.certify.rows import PredictRow
     from covprop.cli.filling import fill_log
@@ -75,6 +76,12 @@ def predict(
     where = choose_device(device)
     question: dict[str, Any] = {"sigma": level, "n": n, "alpha": alpha, "seed": seed}
     check_options(level, 1, n, alpha)
+    # The test of the top two counts is two-sided: each side has half of alpha.
+    if n < (fewest := fewest_samples(alpha / 2)):
+        raise InvalidInput(
+            f"with --n {n} every image abstains at alpha = {alpha:g}, even if all samples agree; "
+            f"{fewest} is the smallest --n that can settle one."
+        )
     model = trained.model.to(where)
 
     asked = {"num_classes": trained.num_classes, "batch_size": batch, "device": where, **question}

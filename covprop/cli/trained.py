@@ -48,8 +48,8 @@ class Trained:
             return self.sigma
         if self.sigma is not None and 0 < sigma != self.sigma:
             warn(
-                f"sigma = {sigma:g}, but the model was trained with {self.sigma:g}; its radii will "
-                "be valid, and probably small."
+                f"sigma = {sigma:g}, but the model was trained with {self.sigma:g}; certificates "
+                "are valid at any sigma, and probably small."
             )
         return sigma
 

@@ -18,6 +18,7 @@ from covprop.errors import InvalidInput
 from covprop.run import Run
 
 Cli = Callable[..., tuple[int, str, str]]
+IMAGE = torch.zeros(1, 1, 1)
 
 
 def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
@@ -42,6 +43,20 @@ def test_rows_are_the_python_calls(cli: Cli, run_folder: Path) -> None:
     before = path.read_bytes()
     assert cli("predict", run_folder, "--n", 200, "--max", 10)[0] == 0
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("alpha", "fewest"), [(0.001, 11), (0.5, 2)])
+def test_samples_that_can_only_abstain_are_refused(
+    cli: Cli, run_folder: Path, alpha: float, fewest: int
+) -> None:
+    words = ("predict", run_folder, "--max", 2, "--alpha", alpha, "--n")
+    code, out, err = cli(*words, fewest - 1)
+    assert (code, out) == (2, "")
+    assert f"{fewest} is the smallest --n that can settle one" in " ".join(err.split())
+    assert cli(*words, fewest)[0] == 0
+    for n, found in ((fewest - 1, -1), (fewest, 0)):  # of a network that says 0 to all of them
+        sure = predict(lambda x: torch.eye(2)[[0] * len(x)], IMAGE, sigma=1, n=n, alpha=alpha)
+        assert int(sure.prediction) == found
 
 
 def test_another_data_set_has_nothing_held_out(run_folder: Path) -> None:

@@ -24,6 +24,14 @@ def own_run(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("verb", ["certify", "estimate", "predict"])
+def test_another_sigma_makes_no_estimate_valid(cli: Cli, run_folder: Path, verb: str) -> None:
+    words = ("--max", 2, *(() if verb == "estimate" else ("--n", 100)))
+    code, _, err = cli(verb, run_folder, "--sigma", 0.5, *words)
+    assert code == 0, err
+    assert "trained with 0.25; certificates are valid at any sigma" in " ".join(err.split())
+
+
 def test_code_that_changed_since_training_is_told_and_makes_another_log(
     cli: Cli, own_run: Path, tmp_path: Path
 ) -> None:
