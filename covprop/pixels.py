@@ -26,6 +26,12 @@ def check_sigma(sigma: float) -> float:
     return value
 
 
+def check_dense(x: Tensor) -> None:
+    """Refuse sparse images, which few layers take."""
+    if x.layout is not torch.strided:
+        raise InvalidInput("the images are a sparse tensor; give x.to_dense().")
+
+
 def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bool = False) -> None:
     """Refuse images on another scale than σ; None lets everything pass.
 
@@ -34,8 +40,7 @@ def check_range(x: Tensor, value_range: tuple[float, float] | None, *, fixed: bo
     """
     if x.is_meta:
         raise InvalidInput("the images are on the meta device, where there are no numbers.")
-    if x.layout is not torch.strided:
-        raise InvalidInput("the images are a sparse tensor; give x.to_dense().")
+    check_dense(x)
     if value_range is None or x.numel() == 0:
         return
     pair = isinstance(value_range, tuple | list) and len(value_range) == 2
