@@ -91,7 +91,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def load(
-    path: Path,
+    checkpoint: Checkpoint,
     *,
     arch: str | None = None,
     num_classes: int,
@@ -106,8 +106,7 @@ def load(
     `mean` and `std` are the data set's: they become the first layer where the layout means one, or
     where `normalize` says so.
     """
-    checkpoint = read(path)
-    name = arch or checkpoint.arch
+    path, name = checkpoint.path, arch or checkpoint.arch
     if name is None:
         raise InvalidInput(f"{path} does not name its architecture; add --arch, such as lenet.")
     if arch is None and ".py:" in name:
@@ -116,7 +115,13 @@ def load(
             f"if it is yours, add --arch {name}."
         )
     facts = {"num_classes": num_classes, "image_shape": image_shape, "mean": None, "std": None}
-    net = build(name, **{**checkpoint.options_of(name), **facts})  # whatever the file says of these
+    said = checkpoint.options_of(name)
+    try:
+        net = build(name, **{**said, **facts})  # whatever the file says of these
+    except InvalidInput as error:
+        if arch is None or said:  # the file says what is wrong, not the caller
+            raise InvalidInput(f"{path}: {error}") from error
+        raise
     tensors, wrapped = _unwrap(checkpoint, net, name)
     stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]
     if normalize is None:

@@ -145,8 +145,9 @@ def open_trained(
             "its image size; for a model of another one, store the images at its size in an .npz "
             "file."
         )
+    read = checkpoints.read(run)
     model = checkpoints.load(
-        run,
+        read,
         arch=arch,
         num_classes=facts.num_classes,
         image_shape=facts.image_shape,
@@ -154,7 +155,6 @@ def open_trained(
         std=facts.std or (),
         normalize=normalize,
     )
-    read = checkpoints.read(run)
     name, shape, stem = arch or read.arch or "", facts.image_shape, f"{run.stem}."
     found = Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, stem)
     return replace(found, options=read.options_of(name))

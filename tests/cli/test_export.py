@@ -77,6 +77,19 @@ def test_a_run_comes_back_with_its_models_options(
     assert checkpoints.read(again).options["width"] == 4
 
 
+def test_a_file_is_read_once(
+    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.safetensors"
+    assert cli("export", run_folder, path)[0] == 0
+    files: list[Path] = []
+    read = checkpoints.read
+    monkeypatch.setattr(checkpoints, "read", lambda file: files.append(file) or read(file))
+    words = ("--to", "cohen", "--dataset", "digits")
+    assert cli("export", path, tmp_path / "again.pth", *words)[0] == 0
+    assert files == [path]
+
+
 def test_constants_that_older_tools_would_not_add_are_refused(
     cli: Cli, run_folder: Path, tmp_path: Path
 ) -> None:
