@@ -78,14 +78,17 @@ def test_an_unknown_format_is_named(net: nn.Module, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("to", "name"), [("safetensors", "x.safetensors"), ("cohen", "x.pth")])
-def test_a_file_says_its_architecture_and_options(tmp_path: Path, to: str, name: str) -> None:
+def test_a_file_says_its_architecture_options_and_image_shape(
+    tmp_path: Path, to: str, name: str
+) -> None:
     """Where the pool takes its maxima is in no weight: read with the defaults it were another."""
     options = {"pool": "max", "dropout": 0.25}
     model = build("cnn9", **DATA, **options).eval()
     export(
         model, tmp_path / name, to=to, arch="cnn9", options=options, image_shape=FACTS.image_shape
     )
-    assert checkpoints.read(tmp_path / name).options == options
+    read = checkpoints.read(tmp_path / name)
+    assert (read.options, read.image_shape) == (options, FACTS.image_shape)
     torch.testing.assert_close(
         checkpoints.load(checkpoints.read(tmp_path / name), **DATA)(X), model(X)
     )
@@ -120,6 +123,8 @@ def test_options_of_ones_own_code_go_with_it_into_another_folder(tmp_path: Path)
     ("said", "message"),
     [
         ("num_classes = 3\nmean = [0.5]\nstd = [0.5]", ""),  # the data set's count
+        ("[data]\nimage_shape = [3, 0, 32]", "does not name its architecture"),
+        ("[data]\nsize = 3", "does not name its architecture"),
         ('pool = "no"', r"^\S+/x\.safetensors: model\.pool must be"),
         ("nope = 1", r"^\S+/x\.safetensors: there is no option model\.nope"),
         ("pool = [", "does not name its architecture"),

@@ -62,12 +62,7 @@ class Trained:
         images = data.load(
             self.dataset, split, root, holdout=self.holdout, image_shape=self.image_shape
         )
-        if (images.num_classes, images.image_shape) != (self.num_classes, self.image_shape):
-            raise InvalidInput(
-                f"{self.dataset} has {images.num_classes} classes and images of "
-                f"{_times(images.image_shape)}, but the model takes {self.num_classes} and "
-                f"{_times(self.image_shape)}."
-            )
+        _check_fit(self.dataset, images, self.num_classes, self.image_shape)
         return images
 
     def facts(self) -> "Facts | AnyImages | None":
@@ -137,15 +132,20 @@ def open_trained(
             f"{what or f'{run} does not say what it was trained on'}; "
             f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."
         )
-    facts: data.Facts | data.AnyImages
-    facts = DATASETS[dataset] if dataset in DATASETS else data.load(dataset, "test")
-    if isinstance(facts, data.FolderImages):
-        warn(
-            f"{dataset} is read at {_times(facts.image_shape)}, as a checkpoint file does not say "
-            "its image size; for a model of another one, store the images at its size in an .npz "
-            "file."
-        )
     read = checkpoints.read(run)
+    facts: data.Facts | data.AnyImages
+    if dataset not in DATASETS:
+        facts = data.load(dataset, "test", image_shape=read.image_shape)
+    elif read.image_shape is not None and data.in_folders(dataset):
+        facts = replace(DATASETS[dataset], image_shape=read.image_shape)
+    else:
+        facts = DATASETS[dataset]
+    if isinstance(facts, data.FolderImages) and read.image_shape is None:
+        warn(
+            f"{dataset} is read at {_times(facts.image_shape)}, as {run} does not say its image "
+            "size; for a model of another one, store the images at its size in an .npz file."
+        )
+    _check_fit(dataset, facts, facts.num_classes, read.image_shape or facts.image_shape)
     model = checkpoints.load(
         read,
         arch=arch,
@@ -190,6 +190,20 @@ def _open_run(
         opened if dataset is None else None,
         {key: value for key, value in opened.config["model"].items() if key != "name"},
     )
+
+
+def _check_fit(
+    dataset: str,
+    images: "Facts | AnyImages",
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> None:
+    if (images.num_classes, images.image_shape) != (num_classes, image_shape):
+        raise InvalidInput(
+            f"{dataset} has {images.num_classes} classes and images of "
+            f"{_times(images.image_shape)}, but the model takes {num_classes} and "
+            f"{_times(image_shape)}."
+        )
 
 
 def _in_full(dataset: str) -> str:
