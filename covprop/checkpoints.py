@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from covprop.errors import InvalidInput
 from covprop.models import Normalize, build
 from covprop.options import Range, check_value
+from covprop.train.checkpoint import differences
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {
@@ -213,15 +214,7 @@ def _unwrap(
         for key in own:
             if key.endswith("num_batches_tracked"):
                 tensors.setdefault(key, own[key])
-        wrong = [
-            *(f"it lacks {k}" for k in own if k not in tensors),
-            *(f"it also holds {k}" for k in tensors if k not in own),
-            *(
-                f"{k} is {list(tensors[k].shape)}, not {list(v.shape)}"
-                for k, v in own.items()
-                if k in tensors and tensors[k].shape != v.shape
-            ),
-        ]
+        wrong = differences(tensors, own)
         if not wrong and all(k.startswith(prefix) for k in theirs):
             return {keys[k]: v for k, v in tensors.items()}, normalized
         faults.append(wrong)
