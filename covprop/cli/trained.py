@@ -155,9 +155,18 @@ def open_trained(
         std=facts.std or (),
         normalize=normalize,
     )
-    name, shape, stem = arch or read.arch or "", facts.image_shape, f"{run.stem}."
-    found = Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, stem)
-    return replace(found, options=read.options_of(name))
+    name = arch or read.arch or ""
+    return Trained(
+        model,
+        name,
+        dataset,
+        facts.num_classes,
+        facts.image_shape,
+        sigma=None,
+        folder=run.parent,
+        stem=f"{run.stem}.",
+        options=read.options_of(name),
+    )
 
 
 def _open_run(
@@ -182,13 +191,13 @@ def _open_run(
         dataset or str(opened.config["data"]["name"]),
         opened.num_classes,
         opened.image_shape,
-        opened.sigma,
-        run,
-        "",
-        opened.holdout if dataset is None else None,
-        opened.epochs,
-        opened if dataset is None else None,
-        {key: value for key, value in opened.config["model"].items() if key != "name"},
+        sigma=opened.sigma,
+        folder=run,
+        stem="",
+        holdout=opened.holdout if dataset is None else None,
+        epochs=opened.epochs,
+        run=opened if dataset is None else None,
+        options={key: value for key, value in opened.config["model"].items() if key != "name"},
     )
 
 
