@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+import json
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
 import torch
 from jobs import Job
 
+from covprop.bench import machine
+from covprop.errors import CovpropError
+from covprop.files import write
 from covprop.run import Run
 from covprop.train import load, train
 from covprop.train.length import at_length
@@ -25,6 +29,30 @@ def price(job: Job) -> Hashable:
     """The same for jobs whose epochs cost the same, also where they are of different length."""
     own = tuple(change for change in job.set if not change.startswith(FREE))
     return job.recipe, own, round(_late(job)[1], 1)
+
+
+def time_epochs(
+    jobs: Sequence[Job], folder: Path, data: Path | None, facts: machine.Facts
+) -> Iterator[str]:
+    """Time a job of each price into folder/timing.tsv; yields what there is to say of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["job\tseconds_per_epoch\timages_per_second\tratio_to_first\tdevice"]
+    first, seen = 0.0, set()
+    for job in jobs:
+        if price(job) in seen:
+            continue
+        seen.add(price(job))
+        try:
+            seconds, speed = epoch_seconds(job, folder / "alone", data)
+        except CovpropError as error:
+            yield f"{job.name}: {error}"
+            continue
+        first = first or seconds
+        ratio = seconds / first
+        lines.append(f"{job.name}\t{seconds:.4f}\t{speed:.0f}\t{ratio:.3f}\t{facts['device']}")
+        write(folder / "timing.tsv", ("\n".join(lines) + "\n").encode())
+        write(folder / "timing.json", (json.dumps(facts, indent=1) + "\n").encode())
+        yield lines[-1]
 
 
 def epoch_seconds(job: Job, folder: Path, data: Path | None) -> tuple[float, float]:

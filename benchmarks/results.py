@@ -34,7 +34,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from alone import epoch_seconds, price
+from alone import time_epochs
 from jobs import Job, Pace, Running, read_wave, repeated, total_alone
 
 from covprop.bench import machine
@@ -223,30 +223,11 @@ class Queue:
     def time_alone(self) -> None:
         """Seconds of an epoch of every job, with nothing else of ours on the machine."""
         for wave in self.waves:
-            self._time_wave(self.options.runs / wave)
-
-    def _time_wave(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = ["job\tseconds_per_epoch\timages_per_second\tratio_to_first\tdevice"]
-        first, seen = 0.0, set()
-        for job in self.waiting:
-            if job.wave != folder.name or price(job) in seen:
-                continue
-            seen.add(price(job))
-            try:
-                seconds, speed = epoch_seconds(job, folder / "alone", self.options.data)
-            except CovpropError as error:
-                say(f"{job.name}: {error}")
-                continue
-            first = first or seconds
-            device = self.facts["device"]
-            ratio = seconds / first
-            lines.append(f"{job.name}\t{seconds:.4f}\t{speed:.0f}\t{ratio:.3f}\t{device}")
-            say(lines[-1])
-            write(folder / "timing.tsv", ("\n".join(lines) + "\n").encode())
-            record = json.dumps(self.facts, indent=1) + "\n"
-            write(folder / "timing.json", record.encode())
-            self.archive()
+            jobs = [job for job in self.waiting if job.wave == wave]
+            folder = self.options.runs / wave
+            for said in time_epochs(jobs, folder, self.options.data, self.facts):
+                say(said)
+                self.archive()
 
 
 def ended(job: Job, runs: Path) -> str:

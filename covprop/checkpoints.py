@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.models import Normalize, build
+from covprop.options import Range, check_value
+from covprop.train.checkpoint import differences
 
 # What wraps the network in a checkpoint's keys, and whether that means a normalising layer before.
 WRAPPINGS = {
@@ -38,7 +40,9 @@ STATES = ("state_dict", "net", "model", "model_state_dict")
 NORMALIZED = {"net": False}
 """Layouts that say by their name whether pixels are normalised."""
 SAID = "covprop"
-"""Where `export` says the architecture and its options, as a run's config.toml has them."""
+"""Where `export` says the architecture, its options and the shape of its images, as a run's
+config.toml has them."""
+SHAPE = tuple[Annotated[int, Range(1)], Annotated[int, Range(1)], Annotated[int, Range(1)]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Checkpoint:
     arch: str | None = None
     normalized: bool | None = None  # None: the layout does not say
     options: Mapping[str, Any] = field(default_factory=dict)  # the architecture's, where it says
+    image_shape: tuple[int, int, int] | None = None  # None: it does not say
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", {_bare(k): v for k, v in self.tensors.items()})
@@ -70,15 +75,14 @@ def read(path: Path) -> Checkpoint:
         except (OSError, SafetensorError) as error:
             raise InvalidInput(f"{path} cannot be read as safetensors ({error}).") from error
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        arch, options = _said(header.get("__metadata__", {}).get(SAID))
-        return Checkpoint(path, tensors, arch, options=options)
+        return Checkpoint(path, tensors, **_said(header.get("__metadata__", {}).get(SAID)))
     content = _unpickle(path)
     if isinstance(content, dict):
-        said, options = _said(content.get(SAID))
-        arch = said or (content["arch"] if isinstance(content.get("arch"), str) else None)
+        named = {"arch": content["arch"]} if isinstance(content.get("arch"), str) else {}
+        said = {**named, **_said(content.get(SAID))}
         for key in STATES:
             if _is_state(content.get(key)):
-                return Checkpoint(path, content[key], arch, NORMALIZED.get(key), options)
+                return Checkpoint(path, content[key], normalized=NORMALIZED.get(key), **said)
     if _is_state(content):
         return Checkpoint(path, content)
     found = f"a {type(content).__name__}"
@@ -91,7 +95,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def load(
-    path: Path,
+    checkpoint: Checkpoint,
     *,
     arch: str | None = None,
     num_classes: int,
@@ -106,8 +110,7 @@ def load(
     `mean` and `std` are the data set's: they become the first layer where the layout means one, or
     where `normalize` says so.
     """
-    checkpoint = read(path)
-    name = arch or checkpoint.arch
+    path, name = checkpoint.path, arch or checkpoint.arch
     if name is None:
         raise InvalidInput(f"{path} does not name its architecture; add --arch, such as lenet.")
     if arch is None and ".py:" in name:
@@ -116,7 +119,13 @@ def load(
             f"if it is yours, add --arch {name}."
         )
     facts = {"num_classes": num_classes, "image_shape": image_shape, "mean": None, "std": None}
-    net = build(name, **{**checkpoint.options_of(name), **facts})  # whatever the file says of these
+    said = checkpoint.options_of(name)
+    try:
+        net = build(name, **{**said, **facts})  # whatever the file says of these
+    except InvalidInput as error:
+        if arch is None or said:  # the file says what is wrong, not the caller
+            raise InvalidInput(f"{path}: {error}") from error
+        raise
     tensors, wrapped = _unwrap(checkpoint, net, name)
     stored = [checkpoint.tensors.get(key) for key in ("0.mean", "0.std")]
     if normalize is None:
@@ -144,13 +153,18 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _said(text: object) -> tuple[str | None, dict[str, Any]]:
-    """The architecture and its options that `export` wrote; nothing of other tools' files."""
+def _said(text: object) -> dict[str, Any]:
+    """What `export` wrote of a model, as fields of `Checkpoint`; nothing of other tools' files."""
     try:
-        options = dict(tomllib.loads(str(text))["model"])
-        return str(options.pop("name")), options
+        config = tomllib.loads(str(text))
+        options = dict(config["model"])
+        found = {"arch": str(options.pop("name")), "options": options}
+        if "data" in config:  # files of before do not say it
+            shape = check_value("image_shape", config["data"]["image_shape"], SHAPE)
+            found["image_shape"] = shape
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
-        return None, {}
+        return {}
+    return found
 
 
 def _unpickle(path: Path) -> Any:
@@ -200,15 +214,7 @@ def _unwrap(
         for key in own:
             if key.endswith("num_batches_tracked"):
                 tensors.setdefault(key, own[key])
-        wrong = [
-            *(f"it lacks {k}" for k in own if k not in tensors),
-            *(f"it also holds {k}" for k in tensors if k not in own),
-            *(
-                f"{k} is {list(tensors[k].shape)}, not {list(v.shape)}"
-                for k, v in own.items()
-                if k in tensors and tensors[k].shape != v.shape
-            ),
-        ]
+        wrong = differences(tensors, own)
         if not wrong and all(k.startswith(prefix) for k in theirs):
             return {keys[k]: v for k, v in tensors.items()}, normalized
         faults.append(wrong)

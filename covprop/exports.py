@@ -51,11 +51,13 @@ def export(
 ) -> None:
     """Write the base classifier for other tools: safetensors, onnx, or {arch, state_dict}.
 
-    But for onnx, which holds the network itself, the file says `arch` and its `options`.
+    But for onnx, which holds the network itself, the file says `arch`, its `options` and the shape
+    of its images.
     `added` are the data set's mean and std, where known: what readers of the last normalise by.
     """
     check_name(path, to)
-    said = {SAID: dumps({"model": {"name": arch, **(options or {})}})}
+    config = {"model": {"name": arch, **(options or {})}, "data": {"image_shape": image_shape}}
+    said = {SAID: dumps(config)}
     if to == "safetensors":
         save_weights(path, model, said)
     elif to == "cohen":

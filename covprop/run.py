@@ -14,6 +14,7 @@ from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.models.own import code_file, code_hash
 from covprop.options import Positive, Range, check_value
+from covprop.pixels import Sigma
 from covprop.train import checkpoint, folder
 
 
@@ -38,7 +39,7 @@ class Run:
     @property
     def sigma(self) -> float:
         """The noise level the run was trained for."""
-        return float(self._fact("noise", "sigma", Positive))
+        return float(self._fact("noise", "sigma", Sigma))
 
     @property
     def num_classes(self) -> int:

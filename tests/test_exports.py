@@ -25,7 +25,7 @@ def test_stored_constants_win_over_the_data_sets(net: nn.Module, tmp_path: Path)
     path = tmp_path / "model.safetensors"
     model = nn.Sequential(Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), net)
     export(model, path, to="safetensors", arch="cifar_resnet20", image_shape=(3, 32, 32))
-    loaded = checkpoints.load(path, arch="cifar_resnet20", **DATA)
+    loaded = checkpoints.load(checkpoints.read(path), arch="cifar_resnet20", **DATA)
     torch.testing.assert_close(loaded(X), model(X))
     assert checkpoints.weights_hash(loaded) == checkpoints.weights_hash(model)
 
@@ -37,7 +37,7 @@ def test_cohen_export_comes_back(net: nn.Module, tmp_path: Path) -> None:
     content = torch.load(path, weights_only=True)
     assert content["arch"] == "cifar_resnet20"
     assert set(content["state_dict"]) == {f"1.{k}" for k in net.state_dict()}
-    torch.testing.assert_close(checkpoints.load(path, **DATA)(X), model.eval()(X))
+    torch.testing.assert_close(checkpoints.load(checkpoints.read(path), **DATA)(X), model.eval()(X))
 
 
 def test_cohen_export_of_a_model_without_normalisation_is_refused(
@@ -78,17 +78,24 @@ def test_an_unknown_format_is_named(net: nn.Module, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("to", "name"), [("safetensors", "x.safetensors"), ("cohen", "x.pth")])
-def test_a_file_says_its_architecture_and_options(tmp_path: Path, to: str, name: str) -> None:
+def test_a_file_says_its_architecture_options_and_image_shape(
+    tmp_path: Path, to: str, name: str
+) -> None:
     """Where the pool takes its maxima is in no weight: read with the defaults it were another."""
     options = {"pool": "max", "dropout": 0.25}
     model = build("cnn9", **DATA, **options).eval()
     export(
         model, tmp_path / name, to=to, arch="cnn9", options=options, image_shape=FACTS.image_shape
     )
-    assert checkpoints.read(tmp_path / name).options == options
-    torch.testing.assert_close(checkpoints.load(tmp_path / name, **DATA)(X), model(X))
+    read = checkpoints.read(tmp_path / name)
+    assert (read.options, read.image_shape) == (options, FACTS.image_shape)
+    torch.testing.assert_close(
+        checkpoints.load(checkpoints.read(tmp_path / name), **DATA)(X), model(X)
+    )
     with pytest.raises(InvalidInput, match="does not fit the architecture lenet"):
-        checkpoints.load(tmp_path / name, arch="lenet", **DATA)  # which has no such options
+        checkpoints.load(
+            checkpoints.read(tmp_path / name), arch="lenet", **DATA
+        )  # which has no such options
 
 
 def test_options_of_ones_own_code_go_with_it_into_another_folder(tmp_path: Path) -> None:
@@ -106,16 +113,20 @@ def test_options_of_ones_own_code_go_with_it_into_another_folder(tmp_path: Path)
         model, path, to="safetensors", arch=there, options={"slope": 0.5}, image_shape=(3, 32, 32)
     )
     with pytest.raises(InvalidInput, match=r"if it is yours, add --arch /elsewhere/own\.py:build"):
-        checkpoints.load(path, **DATA)
-    torch.testing.assert_close(checkpoints.load(path, arch=arch, **DATA)(X), model(X))
+        checkpoints.load(checkpoints.read(path), **DATA)
+    torch.testing.assert_close(
+        checkpoints.load(checkpoints.read(path), arch=arch, **DATA)(X), model(X)
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         ("num_classes = 3\nmean = [0.5]\nstd = [0.5]", ""),  # the data set's count
-        ('pool = "no"', "model.pool"),
-        ("nope = 1", "there is no option model.nope"),
+        ("[data]\nimage_shape = [3, 0, 32]", "does not name its architecture"),
+        ("[data]\nsize = 3", "does not name its architecture"),
+        ('pool = "no"', r"^\S+/x\.safetensors: model\.pool must be"),
+        ("nope = 1", r"^\S+/x\.safetensors: there is no option model\.nope"),
         ("pool = [", "does not name its architecture"),
     ],
 )
@@ -125,7 +136,9 @@ def test_whatever_a_file_says_of_its_model_is_no_traceback(
     path, model = tmp_path / "x.safetensors", build("cnn9", **DATA)
     save_weights(path, model, {checkpoints.SAID: f'[model]\nname = "cnn9"\n{said}\n'})
     if not message:
-        torch.testing.assert_close(checkpoints.load(path, **DATA)(X), model.eval()(X))
+        torch.testing.assert_close(
+            checkpoints.load(checkpoints.read(path), **DATA)(X), model.eval()(X)
+        )
         return
     with pytest.raises(InvalidInput, match=message):
-        checkpoints.load(path, **DATA)
+        checkpoints.load(checkpoints.read(path), **DATA)

@@ -121,7 +121,7 @@ def test_epochs_trained_and_planned(folder: Path) -> None:
         ("data", "std", [0.0], r"data\.std must be above 0"),
         ("data", "holdout", "some", r"data\.holdout must be a whole number"),
         ("noise", "sigma", "a", r"noise\.sigma must be a number"),
-        ("noise", "sigma", -1.0, r"noise\.sigma must be above 0"),
+        ("noise", "sigma", -1.0, r"noise\.sigma must be at least 1e-06"),
     ],
 )
 def test_a_config_changed_by_hand_is_one_sentence(

@@ -50,8 +50,8 @@ def estimate(
     covprop estimate RUN --estimator linearized --estimator sampled:200 --max 100
 
     The radii go to RUN/estimated.tsv (idx, estimator, radius): estimates from the moments of
-    the logits, no certificates. They join earlier ones of the same σ, split and weights, which
-    RUN/estimated.json keeps, and take the place of others. `covprop report RUN` shows them
+    the logits, no certificates. They join earlier ones of the same σ, split, weights and seed,
+    which RUN/estimated.json keeps, and take the place of others. `covprop report RUN` shows them
     beside certified radii of the same images, σ, split and weights, with their correlation.
 
     linearized:4 takes the gradient at four noisy points, linearized at the clean image. A
@@ -76,7 +76,7 @@ def estimate(
     facts = path.with_suffix(".json")
     _check_writable(path)
     _check_kind(path)
-    settings = trained.settings(split, images, sigma=level, estimators=ESTIMATORS)
+    settings = trained.settings(split, images, sigma=level, estimators=ESTIMATORS, seed=seed)
     new: dict[tuple[str, str], str] = {}
     left_out: dict[str, list[str]] = {}  # estimators by the reason
     if not -(2**63) <= seed < 2**63:

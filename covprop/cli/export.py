@@ -29,8 +29,8 @@ def export(
 
     What is written is the base classifier, with its normalisation (in the
     cohen format the reader adds that); noise and voting are the caller's.
-    Only ONNX holds the network itself; the others say its architecture and
-    options, which covprop reads and other tools do not.
+    Only ONNX holds the network itself; the others say its architecture,
+    options and image shape, which covprop reads and other tools do not.
     """
     from covprop import exports
     from covprop.cli.trained import open_trained

@@ -21,7 +21,10 @@ Skip = Annotated[
     int | None,
     typer.Option(help="Take every SKIP-th image.", show_default="the data set's, CIFAR-10: 20"),
 ]
-Max = Annotated[int | None, typer.Option("--max", help="Take at most this many images.")]
+Max = Annotated[
+    int | None,
+    typer.Option("--max", help="Take at most this many images, counted after --skip."),
+]
 Split = Annotated[str, typer.Option(help="test, train, or what the run held out: holdout.")]
 Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="Run the network in bfloat16.")]

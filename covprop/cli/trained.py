@@ -62,12 +62,7 @@ class Trained:
         images = data.load(
             self.dataset, split, root, holdout=self.holdout, image_shape=self.image_shape
         )
-        if (images.num_classes, images.image_shape) != (self.num_classes, self.image_shape):
-            raise InvalidInput(
-                f"{self.dataset} has {images.num_classes} classes and images of "
-                f"{_times(images.image_shape)}, but the model takes {self.num_classes} and "
-                f"{_times(self.image_shape)}."
-            )
+        _check_fit(self.dataset, images, self.num_classes, self.image_shape)
         return images
 
     def facts(self) -> "Facts | AnyImages | None":
@@ -137,16 +132,22 @@ def open_trained(
             f"{what or f'{run} does not say what it was trained on'}; "
             f"add --dataset with one of {', '.join(DATASETS)}, or with the path of an own set."
         )
+    read = checkpoints.read(run)
     facts: data.Facts | data.AnyImages
-    facts = DATASETS[dataset] if dataset in DATASETS else data.load(dataset, "test")
-    if isinstance(facts, data.FolderImages):
+    if dataset not in DATASETS:
+        facts = data.load(dataset, "test", image_shape=read.image_shape)
+    elif read.image_shape is not None and data.in_folders(dataset):
+        facts = replace(DATASETS[dataset], image_shape=read.image_shape)
+    else:
+        facts = DATASETS[dataset]
+    if isinstance(facts, data.FolderImages) and read.image_shape is None:
         warn(
-            f"{dataset} is read at {_times(facts.image_shape)}, as a checkpoint file does not say "
-            "its image size; for a model of another one, store the images at its size in an .npz "
-            "file."
+            f"{dataset} is read at {_times(facts.image_shape)}, as {run} does not say its image "
+            "size; for a model of another one, store the images at its size in an .npz file."
         )
+    _check_fit(dataset, facts, facts.num_classes, read.image_shape or facts.image_shape)
     model = checkpoints.load(
-        run,
+        read,
         arch=arch,
         num_classes=facts.num_classes,
         image_shape=facts.image_shape,
@@ -154,10 +155,18 @@ def open_trained(
         std=facts.std or (),
         normalize=normalize,
     )
-    read = checkpoints.read(run)
-    name, shape, stem = arch or read.arch or "", facts.image_shape, f"{run.stem}."
-    found = Trained(model, name, dataset, facts.num_classes, shape, None, run.parent, stem)
-    return replace(found, options=read.options_of(name))
+    name = arch or read.arch or ""
+    return Trained(
+        model,
+        name,
+        dataset,
+        facts.num_classes,
+        facts.image_shape,
+        sigma=None,
+        folder=run.parent,
+        stem=f"{run.stem}.",
+        options=read.options_of(name),
+    )
 
 
 def _open_run(
@@ -182,14 +191,28 @@ def _open_run(
         dataset or str(opened.config["data"]["name"]),
         opened.num_classes,
         opened.image_shape,
-        opened.sigma,
-        run,
-        "",
-        opened.holdout if dataset is None else None,
-        opened.epochs,
-        opened if dataset is None else None,
-        {key: value for key, value in opened.config["model"].items() if key != "name"},
+        sigma=opened.sigma,
+        folder=run,
+        stem="",
+        holdout=opened.holdout if dataset is None else None,
+        epochs=opened.epochs,
+        run=opened if dataset is None else None,
+        options={key: value for key, value in opened.config["model"].items() if key != "name"},
     )
+
+
+def _check_fit(
+    dataset: str,
+    images: "Facts | AnyImages",
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+) -> None:
+    if (images.num_classes, images.image_shape) != (num_classes, image_shape):
+        raise InvalidInput(
+            f"{dataset} has {images.num_classes} classes and images of "
+            f"{_times(images.image_shape)}, but the model takes {num_classes} and "
+            f"{_times(image_shape)}."
+        )
 
 
 def _in_full(dataset: str) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, scaled_to
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
-from covprop.options import NotNegative, Positive, Range, check_fields
+from covprop.options import NotNegative, Range, check_fields
+from covprop.pixels import Sigma
 from covprop.radius import gap_between, largest_other, ratio
 
 
@@ -42,7 +43,7 @@ class Consistency:
         (False, True)
     """
 
-    sigma: Positive
+    sigma: Sigma
     samples: Annotated[int, Range(2)] = 2
     weight: NotNegative = 20.0
     entropy: NotNegative = 0.5

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, logits_of
-from covprop.options import Positive, Range, check_fields
+from covprop.options import Range, check_fields
+from covprop.pixels import Sigma
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Gaussian:
         torch.Size([4])
     """
 
-    sigma: Positive
+    sigma: Sigma
     samples: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from covprop.methods.base import Losses, draw, logits_of
 from covprop.options import NotNegative, Positive, Range, check_fields
+from covprop.pixels import Sigma
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Macer:
         from_epoch: the radius term is left out in earlier epochs.
     """
 
-    sigma: Positive
+    sigma: Sigma
     samples: Annotated[int, Range(1)] = 16
     weight: NotNegative = 12.0
     gamma: Positive = 8.0

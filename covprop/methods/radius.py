@@ -15,7 +15,8 @@ from covprop.gaussian import Gaussian
 from covprop.layers import widened
 from covprop.methods.base import Losses, draw, laid_out_as, logits_of
 from covprop.noise import Stream, seeded
-from covprop.options import NotNegative, Positive, Range, check_fields
+from covprop.options import NotNegative, Range, check_fields
+from covprop.pixels import Sigma
 from covprop.propagate.propagator import Propagator
 from covprop.propagate.settings import PAPER, REFERENCE, Settings
 from covprop.radius import RadiusLoss, estimated_radius, gap_between, hinge, ratio
@@ -62,7 +63,7 @@ class Radius:
     To weight each image's loss by its radius as well, or instead, see `covprop.methods.weighting`.
     """
 
-    sigma: Positive
+    sigma: Sigma
     input_shape: tuple[int, int, int]
     estimator: Literal["shared", "calibrated", "linearized"] = "linearized"
     preset: Literal["paper", "reference"] | None = None

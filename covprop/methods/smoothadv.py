@@ -10,6 +10,7 @@ from covprop.methods.base import Losses, draw, log_mean_softmax, logits_of, scal
 from covprop.methods.gaussian import mean_cross_entropy
 from covprop.mode import switched
 from covprop.options import Positive, Range, check_fields
+from covprop.pixels import Sigma
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SmoothAdv:
         warmup: over that many epochs the allowed norm rises linearly to epsilon.
     """
 
-    sigma: Positive
+    sigma: Sigma
     samples: Annotated[int, Range(1)] = 2
     epsilon: Positive = 1.0
     steps: Annotated[int, Range(1)] = 10

@@ -9,6 +9,7 @@ from typing import SupportsIndex
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.pixels import check_dense
 
 
 def check_samples(samples: int, least: int = 2) -> None:
@@ -43,6 +44,7 @@ def check_images(x: Tensor, shape: tuple[int, ...], model: nn.Module) -> None:
     """Refuse images whose shape, type or device do not fit the model and its plan."""
     if not isinstance(x, Tensor):
         raise InvalidInput(f"x is a {type(x).__name__}; give a tensor, as by torch.as_tensor(x).")
+    check_dense(x)
     if tuple(x.shape) == shape:
         raise InvalidInput(
             f"the input has shape {list(shape)}: give a batch of images, as x[None]."

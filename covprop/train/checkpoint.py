@@ -71,20 +71,27 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 def load_tensors(path: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """`model.load_state_dict` that says what is wrong in one sentence naming `path`."""
-    own = model.state_dict()
-    missing = [k for k in own if k not in tensors]
-    extra = [k for k in tensors if k not in own]
-    other = [k for k in own if k in tensors and own[k].shape != tensors[k].shape]
-    if missing or extra or other:
-        what = (
-            f"it lacks {missing[0]}"
-            if missing
-            else f"it also holds {extra[0]}"
-            if extra
-            else f"{other[0]} is {list(tensors[other[0]].shape)}, not {list(own[other[0]].shape)}"
-        )
+    if wrong := differences(tensors, model.state_dict()):
         raise InvalidInput(
-            f"{path} belongs to another model than the run's config.toml names: {what}; "
+            f"{path} belongs to another model than the run's config.toml names: {wrong[0]}; "
             "restore the file or the config that go together."
         )
     model.load_state_dict(dict(tensors))
+
+
+def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """In which keys and shapes tensors are not those of a network's own state_dict, in words.
+
+    Example:
+        >>> differences({"weight": torch.zeros(2, 3)}, nn.Linear(3, 3).state_dict())
+        ['it lacks bias', 'weight is [2, 3], not [3, 3]']
+    """
+    return [
+        *(f"it lacks {k}" for k in own if k not in tensors),
+        *(f"it also holds {k}" for k in tensors if k not in own),
+        *(
+            f"{k} is {list(tensors[k].shape)}, not {list(v.shape)}"
+            for k, v in own.items()
+            if k in tensors and tensors[k].shape != v.shape
+        ),
+    ]

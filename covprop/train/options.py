@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from covprop.data.label_noise import NEEDS
 from covprop.errors import InvalidInput
 from covprop.options import Fraction, NotNegative, Positive, Range
+from covprop.pixels import Sigma
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class NoiseOptions:
     Training draws `share` of it, and a method's estimated radius is then one for that noise too.
     """
 
-    sigma: Positive
+    sigma: Sigma
     share: Positive = 1.0
 
     @property

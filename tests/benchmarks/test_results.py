@@ -4,8 +4,6 @@ import argparse
 import json
 import tarfile
 import time
-import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,44 +200,6 @@ def test_the_archive_has_the_waves_of_which_no_job_was_chosen(
     results.Queue(options, []).archive()
     with tarfile.open(options.archive) as tar:
         assert tar.getnames() == [f"{wave}/a-seed0/run.json" for wave in ("first", "second")]
-
-
-def test_an_epoch_alone_is_timed(options: argparse.Namespace) -> None:
-    (good, *_) = jobs.read_wave(options.waves[0])
-    seconds, speed = results.epoch_seconds(good, options.runs / "alone", None)
-    rows = _metrics(options.runs / "alone/good")
-    assert len(rows) == 3
-    assert seconds == pytest.approx((rows[2]["seconds"] - rows[0]["seconds"]) / 2)
-    images = rows[2]["images_per_second"] * (rows[2]["seconds"] - rows[1]["seconds"])
-    assert speed == pytest.approx(images / seconds)
-
-
-def test_the_price_of_an_epoch_counts_both_phases(options: argparse.Namespace) -> None:
-    changes = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=2")
-    (job, *_) = jobs.read_wave(options.waves[0])
-    job = replace(job, recipe="digits/radius-0.25", set=changes)
-    seconds, _ = results.epoch_seconds(job, options.runs / "alone", None)
-    rows = _metrics(options.runs / "alone/good")
-    config = tomllib.loads((options.runs / "alone/good/config.toml").read_text())
-    assert (config["train"]["epochs"], config["method"]["from_epoch"]) == (6, 3)
-    at = [row["seconds"] for row in rows]
-    before, after = (at[2] - at[0]) / 2, (at[5] - at[3]) / 2
-    assert seconds == pytest.approx(0.25 * before + 0.75 * after)  # from epoch 2 of 8 on
-    longer = ("model.width=4", "train.device=cpu", "train.epochs=16", "method.from_epoch=4")
-    assert results.price(replace(job, set=longer)) == results.price(job)
-    later = ("model.width=4", "train.device=cpu", "train.epochs=8", "method.from_epoch=6")
-    assert results.price(replace(job, set=later)) != results.price(job)
-
-
-def test_the_price_is_that_of_the_part_that_begins_last(options: argparse.Namespace) -> None:
-    (job, *_) = jobs.read_wave(options.waves[0])
-    begins = ("method.from_epoch=2", "weighting.from_epoch=6", "train.epochs=10")
-    job = replace(job, recipe="digits/radius-0.25", set=("weighting=radius", *begins))
-    assert results.price(job)[-1] == 0.6
-
-
-def _metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_alone_times_also_what_is_done(options: argparse.Namespace) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
-from covprop import checkpoints, models
+from covprop import checkpoints, exports, models
+from covprop.data.folders import IMAGENET_MEAN, IMAGENET_STD
 from covprop.run import Run
 from covprop.train.checkpoint import save_weights
 
@@ -75,6 +77,54 @@ def test_a_run_comes_back_with_its_models_options(
     code, _, err = cli("export", path, again, "--to", "cohen", "--dataset", "digits")
     assert code == 0, err
     assert checkpoints.read(again).options["width"] == 4
+
+
+@pytest.mark.parametrize("to", ["safetensors", "cohen"])
+def test_class_folders_are_read_at_the_size_that_the_file_says(
+    cli: Cli, tmp_path: Path, to: str
+) -> None:
+    """They were read at 224 × 224, whatever the network took."""
+    for name in ("cat", "dog"):
+        for split in ("train", "val"):
+            place = tmp_path / "photos" / split / name / "0.png"
+            place.parent.mkdir(parents=True)
+            Image.new("RGB", (40, 50), "white" if name == "cat" else "black").save(place)
+    net = models.build(
+        "lenet", num_classes=2, image_shape=(3, 32, 32), mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+    path = tmp_path / f"net{exports.FORMATS[to]}"
+    exports.export(net, path, to=to, arch="lenet", image_shape=(3, 32, 32))
+    words = ("--dataset", tmp_path / "photos", "--sigma", 0.25, "--n", 20, "--n0", 8)
+    code, _, err = cli("certify", path, *words)
+    assert (code, "224" in err) == (0, False), err
+    if to == "safetensors":
+        again = tmp_path / "again.safetensors"
+        assert cli("export", path, again, "--dataset", tmp_path / "photos")[0] == 0
+        assert checkpoints.read(again).image_shape == (3, 32, 32)
+
+
+def test_a_data_set_of_another_size_than_the_file_says_is_refused(
+    cli: Cli, run_folder: Path, tmp_path: Path
+) -> None:
+    """The networks that take any size would have been certified at it."""
+    path = tmp_path / "net.safetensors"
+    assert cli("export", run_folder, path)[0] == 0
+    code, _, err = cli("certify", path, "--dataset", "mnist", "--sigma", 0.25)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "mnist has 10 classes and images of 1×28×28, but the model takes 10 and 1×8×8" in err
+
+
+def test_a_file_is_read_once(
+    cli: Cli, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.safetensors"
+    assert cli("export", run_folder, path)[0] == 0
+    files: list[Path] = []
+    read = checkpoints.read
+    monkeypatch.setattr(checkpoints, "read", lambda file: files.append(file) or read(file))
+    words = ("--to", "cohen", "--dataset", "digits")
+    assert cli("export", path, tmp_path / "again.pth", *words)[0] == 0
+    assert files == [path]
 
 
 def test_constants_that_older_tools_would_not_add_are_refused(

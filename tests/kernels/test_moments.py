@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import gaussian_expectation, normal_cdf
+from oracles import gaussian_expectation, normal_cdf, relative
 from torch import Tensor
 
 from covprop.kernels import moment_relu, tap_sum
@@ -17,7 +17,7 @@ from covprop.kernels.moments import (
     quadrature_mean,
     relu_mean,
 )
-from covprop.layers import HermiteActivation, hermite, relu_coefficients
+from covprop.layers import MOST_DEGREE, HermiteActivation, hermite, relu_coefficients
 
 SLOPE = 0.1
 
@@ -149,6 +149,18 @@ def test_hermite_coefficients_rebuild_the_function() -> None:
     u = torch.linspace(-3, 3, 13, dtype=torch.float64)
     rebuilt = sum(c * h for c, h in zip(a, hermite(u, 6), strict=True))
     torch.testing.assert_close(rebuilt, layer(mean + std * u))
+
+
+@pytest.mark.parametrize("std", [0.1, 1.0, 2.0])
+def test_hermite_coefficients_in_float32_hold_to_the_largest_degree(std: float) -> None:
+    layer = HermiteActivation(MOST_DEGREE)
+    mean = torch.linspace(-5, 5, 21)
+    wide = mean.double(), torch.full_like(mean, std).double()
+    exact = hermite_coefficients(layer.coefficients.double(), *wide)
+    ours = hermite_coefficients(layer.coefficients, mean, torch.full_like(mean, std))
+    assert relative(ours[0].double(), exact[0]) < 1e-5
+    variance, expected = (sum(a**2 for a in found[1:]) for found in (ours, exact))
+    torch.testing.assert_close(variance.double(), expected, rtol=1e-5, atol=0)
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))

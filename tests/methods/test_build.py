@@ -258,7 +258,7 @@ def test_registry_covers_the_variants_tested() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "sentence"),
     [
-        (methods.Gaussian, {"sigma": 0.0}, "method.sigma must be above 0"),
+        (methods.Gaussian, {"sigma": 0.0}, "method.sigma must be at least 1e-06"),
         (methods.Macer, {"sigma": 0.25, "samples": 0}, "method.samples must be at least 1"),
         (methods.SmoothAdv, {"sigma": 0.25, "epsilon": "1"}, "method.epsilon must be a number"),
         (methods.Consistency, {"sigma": 0.25, "weight": -1}, "method.weight must be at least 0"),

@@ -24,6 +24,7 @@ def test_bad_shape(shape: tuple[int, ...]) -> None:
         (torch.zeros(1, 2, 8, 8, dtype=torch.uint8), r"give images as torch\.float32, scaled"),
         (torch.zeros(1, 2, 8, 8, device="meta"), "is on meta and the model on cpu"),
         (np.zeros((1, 2, 8, 8)), r"x is a ndarray; give a tensor, as by torch\.as_tensor\(x\)"),
+        (torch.zeros(1, 2, 8, 8).to_sparse(), r"a sparse tensor; give x\.to_dense\(\)"),
         ([0.0], "x is a list; give a tensor"),
         (None, "x is a NoneType; give a tensor"),
     ],

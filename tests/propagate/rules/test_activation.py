@@ -232,3 +232,9 @@ class Calls(nn.Module):
 def test_a_degree_that_is_no_whole_number_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"degree 2\.5: it needs a whole number"):
         HermiteActivation(2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("degree", [33, 171, 400])
+def test_a_degree_whose_moments_float32_cannot_hold_is_refused(degree: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"degree {degree}: .* at least 1 and at most 32\."):
+        HermiteActivation(degree)

@@ -82,6 +82,12 @@ def test_act_norm_does_not_start_from_an_empty_batch() -> None:
     assert layer(torch.rand(2, 3, 4, 4)).isfinite().all()
 
 
+@pytest.mark.parametrize("number", [-1, 0, 2.5, True, None])
+def test_act_norm_of_no_number_of_channels_is_one_sentence(number: int) -> None:
+    with pytest.raises(InvalidInput, match=f"num_features {number}: give the number of channels"):
+        ActNorm(number)
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
 def test_act_norm_does_not_start_from_one_value_a_channel(shape: tuple[int, ...]) -> None:
     """Its scale became 1000, and the next image came out a thousand times too large."""
