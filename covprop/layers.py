@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.options import is_whole
 
 MOST_DEGREE = 32
 """The degree to which moments of a polynomial were compared with float64: in float32 mean and
@@ -56,8 +56,7 @@ class ActNorm(nn.Module):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
-        counted = isinstance(num_features, SupportsIndex) and not isinstance(num_features, bool)
-        if not counted or int(num_features) < 1:
+        if not is_whole(num_features) or num_features < 1:
             raise InvalidInput(
                 f"ActNorm has num_features {num_features!r}: give the number of channels, at "
                 "least 1."
@@ -113,7 +112,7 @@ class HermiteActivation(nn.Module):
 
     def __init__(self, degree: int = 4) -> None:
         super().__init__()
-        if not isinstance(degree, int) or not 1 <= degree <= MOST_DEGREE:
+        if not is_whole(degree) or not 1 <= degree <= MOST_DEGREE:
             raise InvalidInput(
                 f"HermiteActivation has degree {degree}: it needs a whole number, at least 1 and "
                 f"at most {MOST_DEGREE}."

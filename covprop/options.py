@@ -11,7 +11,8 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from numbers import Integral
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from covprop.errors import InvalidInput
 from covprop.names import nearest
@@ -44,6 +45,16 @@ class Range(NamedTuple):
 Positive = Annotated[float, Range(0, strict=True)]
 NotNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, of Python or numpy; True and False are none.
+
+    Example:
+        >>> [is_whole(value) for value in (3, 3.0, True, "3")]
+        [True, False, False, False]
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def accepted(

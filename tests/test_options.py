@@ -2,10 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+import torch
 
 from covprop.errors import InvalidInput
-from covprop.options import Range, accepted, call, check_options, check_value
+from covprop.options import Range, accepted, call, check_options, check_value, is_whole
 from covprop.train.options import DataOptions, NoiseOptions, TrainOptions
 
 
@@ -104,3 +106,9 @@ def test_annotations_that_cannot_be_evaluated_check_nothing(wrong: str) -> None:
 
     net.__annotations__["width"] = wrong
     assert check_options("model", {"width": "any"}, accepted(net)) == {"width": "any"}
+
+
+def test_whole_numbers_are_those_of_python_and_numpy() -> None:
+    assert all(is_whole(value) for value in (0, -3, np.int64(3), np.uint8(3)))
+    others = (True, np.True_, 3.0, np.float64(3), "3", None, torch.tensor(3), np.array(3))
+    assert not any(is_whole(value) for value in others)

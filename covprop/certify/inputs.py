@@ -14,6 +14,7 @@ from covprop.certify.bounds import Question, certified_radius, looks, most_lower
 from covprop.device import choose_device
 from covprop.errors import InvalidInput
 from covprop.logits import Classifier
+from covprop.options import is_whole
 from covprop.pixels import check_range, check_sigma
 
 
@@ -35,7 +36,7 @@ def check_options(
     check_sigma(sigma)
     if not isinstance(alpha, Real) or not 0 < alpha < 1:
         raise InvalidInput(f"alpha is a probability between 0 and 1, not {alpha!r}")
-    if not (is_count(n0) and is_count(n)):
+    if not (is_whole(n0) and is_whole(n)):
         raise InvalidInput(
             f"samples are counted in whole numbers, not n0 = {n0!r} and n = {n!r}; "
             "write 1000 for 1e3"
@@ -59,11 +60,6 @@ def check_options(
                 f"so at_least = {radius:g} is out of reach; take more samples"
             )
     return Question(delta=delta, at_least=tuple(float(radius) for radius in asked))
-
-
-def is_count(value: object) -> bool:
-    """Whether a value is a whole number, of Python or numpy."""
-    return isinstance(value, SupportsIndex) and not isinstance(value, Tensor)
 
 
 def _radii(at_least: float | Sequence[float]) -> NDArray[np.float64]:

@@ -20,7 +20,6 @@ from covprop.certify.inputs import (
     check_images,
     device_of,
     dtype_of,
-    is_count,
 )
 from covprop.certify.noise import Streams, block_size
 from covprop.certify.philox import add_noise
@@ -29,6 +28,7 @@ from covprop.independence import batch_with, check_independence, check_norms
 from covprop.logits import Classifier, as_logits, check_scale
 from covprop.mode import switched
 from covprop.noise import seed_of
+from covprop.options import is_whole
 
 # Pixels in a pass: 16 images of 32 × 32 for each of the 132 processors of an H100 or H200, so that
 # none is idle at the end of a layer. A sample takes 2 % longer in a pass of 2,048 samples, and 3 %
@@ -55,7 +55,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("num_classes", "batch_size", "seed"):
             value = getattr(self, name)
-            if not (is_count(value) or (value is None and name != "seed")):
+            if not (is_whole(value) or (value is None and name != "seed")):
                 raise InvalidInput(f"{name} is a whole number, not {value!r}")
 
 

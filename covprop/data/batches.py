@@ -6,7 +6,7 @@ Random numbers are always drawn on the CPU: CPU and GPU see the same crops.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, SupportsIndex, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from covprop.data.images import Images
 from covprop.data.workers import give_back, mix, take
 from covprop.device import choose_device
 from covprop.errors import InvalidInput
+from covprop.options import is_whole
 
 Augment = Literal["none", "flip", "crop-flip"]
 GROUP = 64
@@ -70,7 +71,7 @@ def batches(
     if augment not in get_args(Augment):
         known = ", ".join(get_args(Augment))
         raise InvalidInput(f"augment is {augment!r}; choose one of {known}.")
-    whole = all(isinstance(n, SupportsIndex) for n in (batch_size, start, workers, rank, world))
+    whole = all(is_whole(n) for n in (batch_size, start, workers, rank, world))
     if not whole or batch_size < 1 or start < 0 or workers < 0 or not 0 <= rank < world:
         raise InvalidInput(
             f"batch_size {batch_size}, start {start}, workers {workers}, rank {rank} of {world}: "

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from covprop.data.images import TEST_EVERY, Images, check_labels
 from covprop.data.locate import Found, locate
 from covprop.data.registry import IMAGENET_MEAN, IMAGENET_STD, Facts
 from covprop.errors import InvalidInput
+from covprop.options import is_whole
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 Item = tuple[str, int]  # path below the folder, label
@@ -118,7 +118,7 @@ def _test_folder(folder: Path) -> Path:
 
 def reshape(data: FolderImages, shape: tuple[int, int, int]) -> FolderImages:
     """The same files, read as images of another shape; grey ones where it has one channel."""
-    whole = len(shape) == 3 and all(isinstance(n, SupportsIndex) for n in shape)
+    whole = len(shape) == 3 and all(is_whole(n) for n in shape)
     if not whole or shape[0] not in (1, 3) or min(shape) < 1:
         raise InvalidInput(
             f"{data.name}: the images of a folder are read as [1 or 3, height, width], not "

@@ -1,7 +1,6 @@
 """Training images that are held out: what to explore on, so that the test images stay unseen."""
 
 from dataclasses import replace
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from covprop.data.folders import AnyImages
 from covprop.data.images import Images
 from covprop.errors import InvalidInput
+from covprop.options import is_whole
 
 
 def take(data: AnyImages, positions: Tensor) -> AnyImages:
@@ -30,7 +30,7 @@ def held_out(count: int, holdout: int) -> Tensor:
 
 def divide(train: AnyImages, holdout: int) -> tuple[AnyImages, AnyImages]:
     """The training images without the held-out ones, and these."""
-    if not isinstance(holdout, SupportsIndex) or not 0 < int(holdout) < len(train):
+    if not is_whole(holdout) or not 0 < holdout < len(train):
         raise InvalidInput(
             f"data.holdout = {holdout} of the {len(train)} training images of {train.name} leaves "
             "none on one side, or is no whole number; set it between."

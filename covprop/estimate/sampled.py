@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex
-
 import torch
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
 from covprop.estimate.result import Margin, checked_logits, margin_of
 from covprop.layers import widened
+from covprop.options import is_whole
 from covprop.propagate.inputs import check_samples
 from covprop.radius import gap_between, top_two
 
@@ -28,7 +27,7 @@ def sampled(
     The top two classes are those of the mean logits. Memory holds the logits of all samples.
     """
     check_samples(samples)
-    if not isinstance(chunk, SupportsIndex) or int(chunk) < 1:
+    if not is_whole(chunk) or chunk < 1:
         raise InvalidInput(
             f"chunk is {chunk!r}: a pass takes a whole number of samples, 1 or more."
         )

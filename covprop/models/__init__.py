@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +22,7 @@ from covprop.models.normalize import Normalize
 from covprop.models.own import failed, load_function, settle
 from covprop.models.preact_resnet import PreActResNet
 from covprop.names import unknown
-from covprop.options import call
+from covprop.options import call, is_whole
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
@@ -59,7 +59,7 @@ def build(
     and `1.`, as is usual in the randomized-smoothing literature.
     """
     image_shape = _checked_shape(image_shape)
-    if not isinstance(num_classes, SupportsIndex) or int(num_classes) < 2:
+    if not is_whole(num_classes) or num_classes < 2:
         raise InvalidInput(
             f"A classifier needs a whole number of at least two classes, not {num_classes!r}."
         )
@@ -104,7 +104,7 @@ def find(name: str) -> Callable[..., nn.Module]:
 
 def _checked_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
     three = isinstance(image_shape, Sequence) and len(image_shape) == 3
-    if not three or not all(isinstance(n, int) and n > 0 for n in image_shape):
+    if not three or not all(is_whole(n) and n > 0 for n in image_shape):
         raise InvalidInput(f"image_shape must be (channels, height, width), not {image_shape!r}.")
     channels, height, breadth = image_shape
     return channels, height, breadth

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import SupportsIndex
 
 from torch import Tensor, nn
 
 from covprop.errors import InvalidInput
+from covprop.options import is_whole
 from covprop.pixels import check_dense
 
 
 def check_samples(samples: int, least: int = 2) -> None:
     """Refuse anything but a whole number of noisy samples; a variance needs two."""
-    counted = isinstance(samples, SupportsIndex) and not isinstance(samples, bool)
-    if not counted or int(samples) < least:
+    if not is_whole(samples) or samples < least:
         raise InvalidInput(
             f"samples is {samples!r}: give a whole number of noisy samples, at least {least}."
         )
@@ -30,7 +29,7 @@ def check_momentum(momentum: float) -> None:
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """An image shape as a tuple, or InvalidInput."""
     given = isinstance(shape, Sequence) and len(shape) > 0
-    if not given or not all(isinstance(n, SupportsIndex) and int(n) > 0 for n in shape):
+    if not given or not all(is_whole(n) and n > 0 for n in shape):
         found = (
             f"a {type(shape).__name__}" if isinstance(shape, Tensor | nn.Module) else repr(shape)
         )

@@ -106,6 +106,7 @@ def test_one_radius_or_several(asked: float | list[float], radii: tuple[float, .
         ({"at_least": [[0.1]]}, "at_least is a radius"),
         ({"delta": "a"}, "delta is a radius"),
         ({"n": torch.tensor(200)}, "counted in whole numbers"),
+        ({"n": True}, "counted in whole numbers"),
         ({"labels": ["a"] * 2, "skip_wrong": True}, "labels are whole numbers"),
         ({"seed": 1.5}, "seed is a whole number, not 1.5"),
         ({"seed": None}, "seed is a whole number, not None"),

@@ -106,6 +106,7 @@ def test_what_is_no_shape_at_all_is_not_printed_whole(given: object) -> None:
         check_shape(given)  # type: ignore[arg-type]
 
 
-def test_true_is_no_number_of_samples() -> None:
-    with pytest.raises(InvalidInput, match="samples is True"):
-        margin(nn.Flatten(), torch.rand(1, 1, 2, 2), 0.5, samples=True)
+@pytest.mark.parametrize("samples", [True, torch.tensor(2.5), torch.tensor(4)])
+def test_neither_true_nor_a_tensor_is_a_number_of_samples(samples: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^samples is .*: give a whole number"):
+        margin(nn.Flatten(), torch.rand(1, 1, 2, 2), 0.5, samples=samples)
