@@ -40,6 +40,9 @@ def export(
     trained = open_trained(run, arch=arch, dataset=dataset, normalize=normalize)
     path = file or trained.folder / f"{trained.stem}export{end}"
     exports.check_name(path, to)
+    sources = [run / "model.safetensors", run / "state.pt"] if run.is_dir() else [run]
+    if path.exists() and any(path.samefile(source) for source in sources if source.exists()):
+        raise InvalidInput(f"{path} is what is exported; choose another name.")
     if path.exists() and not force:
         raise InvalidInput(f"{path} is already there; choose another name, or add --force.")
     facts = trained.facts() if to == "cohen" else None

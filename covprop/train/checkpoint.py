@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 from collections.abc import Mapping
@@ -30,9 +31,9 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        reason = first_line(error)
-        if isinstance(error, pickle.UnpicklingError):  # torch's words advise to run the file's code
-            reason = "it is damaged or no checkpoint of covprop"
+        # Torch says of a file that was cut off "Invalid argument", of others that one may run them.
+        unreadable = isinstance(error, OSError) and error.errno != errno.EINVAL
+        reason = first_line(error) if unreadable else "it is damaged or no checkpoint of covprop"
         raise InvalidInput(
             f"Checkpoint {path} cannot be read ({reason}); put an intact copy there, or start "
             "over with --restart."

@@ -44,6 +44,20 @@ def test_a_file_is_not_overwritten_unasked(cli: Cli, run_folder: Path, tmp_path:
     assert checkpoints.read(path).tensors
 
 
+@pytest.mark.parametrize(
+    ("name", "to"), [("model.safetensors", "safetensors"), ("state.pt", "cohen")]
+)
+def test_what_is_exported_is_never_overwritten(
+    cli: Cli, run_folder: Path, name: str, to: str
+) -> None:
+    (run_folder / "state.pt").write_bytes(b"what the run goes on from")
+    before = (run_folder / name).read_bytes()
+    code, _, err = cli("export", run_folder, run_folder / name, "--to", to, "--force")
+    assert code == 2
+    assert f"{name} is what is exported; choose another name." in err
+    assert (run_folder / name).read_bytes() == before
+
+
 def test_an_unknown_format_is_named(cli: Cli, run_folder: Path) -> None:
     code, _, err = cli("export", run_folder, "--to", "h5")
     assert code == 2
