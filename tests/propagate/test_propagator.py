@@ -37,7 +37,7 @@ def test_hardly_any_noise_is_the_network_itself() -> None:
     model, x = net()
     model.double().eval()
     out = Propagator(model, 1e-6, (2, 8, 8))(x.double())
-    torch.testing.assert_close(out.mean, model(x.double()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.mean, model(x.double()), atol=1e-6, rtol=0)
 
 
 def test_linear_network_without_overlap_is_exact() -> None:
@@ -81,7 +81,7 @@ def test_in_place_relu_changes_what_is_read_later(functional: bool) -> None:
     model = Overwrite().double()
     x = torch.randn(6, 1, 1, 1, dtype=torch.float64)
     out = Propagator(model, 1e-6, (1, 1, 1))(x)
-    torch.testing.assert_close(out.mean, model(x), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.mean, model(x), atol=1e-6, rtol=0)
 
 
 def test_a_view_changed_in_place_is_refused_where_the_value_is_read_again() -> None:
@@ -101,7 +101,7 @@ def test_a_view_changed_in_place_is_refused_where_the_value_is_read_again() -> N
     model = View(again=False).double()
     x = torch.randn(6, 1, 2, 2, dtype=torch.float64)
     out = Propagator(model, 1e-6, (1, 2, 2))(x)
-    torch.testing.assert_close(out.mean, model(x), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.mean, model(x), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
